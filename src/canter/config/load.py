@@ -57,6 +57,8 @@ def to_toml(config: Config) -> str:
                     tables += [f"[{section}.{name}]", *(f"{_key(k)} = {_toml(v)}" for k, v in item.items())]
             elif item is not None:
                 lines.append(f"{name} = {_toml(item)}")
+            elif value.can_be_none(name):
+                lines.append(f'{name} = "none"')
         lines += [*tables, ""]
     return "\n".join(lines)
 
@@ -92,9 +94,6 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         node = node.setdefault(key, {})
         if not isinstance(node, dict):
             raise ConfigError(f"override {override!r}: {key} is a value, not a section")
-    if text.strip() == "none":
-        node.pop(keys[-1], None)
-        return
     node[keys[-1]] = _parse(text, takes_text=_takes_text(keys))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
@@ -12,6 +12,19 @@ class Section(BaseModel):
     """Base of every section: frozen, and unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def none_is_written_out(cls, values: Any) -> Any:
+        """TOML has no null: `"none"` unsets an optional field that has a default."""
+        if not isinstance(values, dict):
+            return values
+        return {k: None if v == "none" and cls.can_be_none(k) else v for k, v in values.items()}
+
+    @classmethod
+    def can_be_none(cls, name: str) -> bool:
+        field = cls.model_fields.get(name)
+        return field is not None and field.default is not None and type(None) in get_args(field.annotation)
 
 
 class ModelConfig(Section):
