@@ -70,6 +70,10 @@ class EngineUnavailable(EngineError):
         self.retry_after_s = retry_after_s
 
 
+class GatewayUnavailable(CanterError):
+    """The gateway did not answer within the client's deadline."""
+
+
 class TemplateError(CanterError):
     """The chat template cannot render these messages."""
 
