@@ -1,0 +1,215 @@
+"""Starts the processes of a run, gives each its own key, restarts what dies, and stops them in order.
+
+The children talk to this process only at their start: a JSON line on standard input tells them where the gateway is and
+which key is theirs, so that no key stands in an argument list or an environment. A child ends when this process dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from canter.config import Config, load
+from canter.errors import CanterError
+from canter.runs import RunFolder
+
+log = logging.getLogger(__name__)
+
+START_S = 60.0
+"""Deadline for the gateway to answer."""
+STOP_S = 30.0
+"""Deadline of a graceful stop; then the child is killed."""
+RESTARTS = 5
+"""Crashes within `RESTART_WINDOW_S` that end the run."""
+RESTART_WINDOW_S = 120.0
+
+
+@dataclass
+class Child:
+    """One supervised process. `crashes` are the times at which it died by a signal or an unexpected error."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    crashes: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Supervisor:
+    run: RunFolder
+    config: Config
+    model: Path | None
+    children: dict[str, Child] = field(default_factory=dict)
+    gateway: dict[str, Any] = field(default_factory=dict)
+    """What the gateway said at its start: `url`, `controller` and `trainer` keys, `admin` at the very first start."""
+
+    async def start_gateway(self) -> None:
+        port = self.gateway.get("port") or self.config.gateway.port
+        child = await self._spawn("gateway", {"port": port, "issue": not self.gateway}, stdout=asyncio.subprocess.PIPE)
+        stdout = child.process.stdout
+        assert stdout is not None
+        try:
+            line = await asyncio.wait_for(stdout.readline(), START_S)
+        except TimeoutError:
+            line = b""
+        if not line:
+            await self.stop("gateway")
+            raise CanterError(f"the gateway did not start: {self.last_log('gateway')}")
+        self.gateway = {**self.gateway, **json.loads(line)}
+
+    async def start(self, name: str) -> None:
+        """Starts `controller` or `trainer` with its own key."""
+        await self._spawn(name, {"url": self.gateway["url"], "key": self.gateway[name]})
+
+    async def _spawn(self, name: str, told: dict[str, Any], *, stdout: int | None = None) -> Child:
+        log_file = self.run.logs / f"{name}.log"
+        with log_file.open("ab") as errors:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "canter.cli.processes",
+                name,
+                str(self.run.path),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=stdout,
+                stderr=None if name == "trainer" else errors,
+                start_new_session=True,
+            )
+        assert process.stdin is not None
+        message = {**told, "model": str(self.model) if self.model else None, "parent": os.getpid()}
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its exit says more than this write
+            process.stdin.write(json.dumps(message).encode() + b"\n")
+            await process.stdin.drain()
+            process.stdin.close()
+        old = self.children.get(name)
+        child = Child(name, process, old.crashes if old else [])
+        self.children[name] = child
+        return child
+
+    async def watch(self, until: str | None) -> int:
+        """Waits for child `until` to finish (for ever if None), restarting whatever dies meanwhile. Returns its exit code."""
+        while True:
+            waits = {asyncio.create_task(child.process.wait()): child for child in self.children.values()}
+            done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for task in pending:
+                task.cancel()
+            for task in done:
+                child, code = waits[task], task.result()
+                if child.name == until and code >= 0:
+                    return code
+                await self._restart(child, code)
+
+    async def _restart(self, child: Child, code: int) -> None:
+        how = f"died by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        now = time.monotonic()
+        child.crashes[:] = [t for t in child.crashes if now - t < RESTART_WINDOW_S] + [now]
+        if len(child.crashes) > RESTARTS:
+            raise CanterError(
+                f"the {child.name} {how}, {len(child.crashes)} times in a row: {self.last_log(child.name)}"
+            )
+        log.warning("the %s %s; starting it again", child.name, how)
+        await asyncio.sleep(min(5.0, 0.2 * 2 ** len(child.crashes)))
+        await (self.start_gateway() if child.name == "gateway" else self.start(child.name))
+
+    async def stop(self, name: str) -> None:
+        child = self.children.pop(name, None)
+        if child is None or child.process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            child.process.terminate()
+        try:
+            await asyncio.wait_for(child.process.wait(), STOP_S)
+        except TimeoutError:
+            log.warning("the %s did not stop within %s s; killing it", name, STOP_S)
+            child.process.kill()
+            await child.process.wait()
+
+    def last_log(self, name: str) -> str:
+        file = self.run.logs / f"{name}.log"
+        lines = file.read_text(errors="replace").strip().splitlines() if file.exists() else []
+        return f"{lines[-1] if lines else 'no output'} (all of it in {file})"
+
+
+@contextlib.asynccontextmanager
+async def supervised(run: RunFolder) -> AsyncIterator[Supervisor]:
+    """A running gateway and controller; stops trainer, controller and gateway, in this order, at the end."""
+    config = load_run(run)
+    supervisor = Supervisor(run, config, await asyncio.to_thread(model_folder, config))
+    try:
+        await supervisor.start_gateway()
+        await supervisor.start("controller")
+        yield supervisor
+    finally:
+        for name in ("trainer", "controller", "gateway"):
+            await supervisor.stop(name)
+
+
+async def train(run: RunFolder) -> int:
+    async with interruptible(), supervised(run) as supervisor:
+        await supervisor.start("trainer")
+        code = await supervisor.watch(until="trainer")
+    if code == 0:
+        click.echo(f"next: canter rollouts list {run.path}    or open {run.report}")
+    else:
+        click.echo(
+            f"the trainer stopped with exit code {code}; to go on: canter train FILE --resume {run.path}", err=True
+        )
+    return code
+
+
+async def serve(run: RunFolder) -> int:
+    async with interruptible(), supervised(run) as supervisor:
+        click.echo(f"gateway: {supervisor.gateway['url']}")
+        if admin := supervisor.gateway.get("admin"):
+            click.echo(f"admin key (shown this once): {admin}")
+        await supervisor.watch(until=None)
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def interruptible() -> AsyncIterator[None]:
+    """SIGTERM and SIGINT cancel this task once, so that everything is stopped in order; then `click.Abort`."""
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    interrupted = False
+
+    def interrupt() -> None:
+        nonlocal interrupted
+        if not interrupted:
+            interrupted = True
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not interrupted:
+            raise
+        raise click.Abort from None
+
+
+def load_run(run: RunFolder) -> Config:
+    """The settings of a run folder, with relative paths starting where its TOML file lay."""
+    return load(run.config).model_copy(update={"base": Path(run.manifest().get("base", run.path))})
+
+
+def model_folder(config: Config) -> Path | None:
+    """The folder of weights and tokenizer (converted from a package at first use); None in pass-through mode."""
+    if config.engine.use == "openai":
+        return None
+    from canter.engine.models import resolve
+
+    return resolve(config.model.path, base=config.base)
