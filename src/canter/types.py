@@ -56,6 +56,7 @@ class Reason(StrEnum):
     MISSING_LOGPROBS = "missing_logprobs"
     LENGTH_MISMATCH = "length_mismatch"
     MISSING_VERSION = "missing_version"
+    ORPHANED = "orphaned"
     CLIENT_GONE = "client_gone"
     SUPERSEDED_ATTEMPT = "superseded_attempt"
     LABEL_EXCLUDED = "label_excluded"
