@@ -19,7 +19,7 @@ from canter.config import load, to_toml
 def command(file: Path, overrides: tuple[str, ...], dry_run: bool, resume: str | None) -> int:
     """Run the gateway and the controller by the settings in FILE until interrupted.
 
-    At the first start an admin key is made and shown this once; with it, create rollouts through the HTTP API (docs/api.md).
+    At the first start an admin key is made and shown this once; with it, create rollouts over HTTP (docs/api.md).
     """
     config = load(file, overrides)
     if dry_run:

