@@ -1,0 +1,143 @@
+"""`canter rollouts`: what ran, how it ended, and what one rollout said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import click
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from canter.cli import options
+from canter.cli.reading import all_rollouts, read
+from canter.runs import RunFolder
+from canter.store import Store
+from canter.types import Attempt, Call, CallBodies, Rollout, RolloutState
+
+
+@click.group("rollouts")
+def command() -> None:
+    """List the rollouts of a run, or show one with its attempts and calls. RUN is a path, a name, or `latest`."""
+
+
+@command.command("list")
+@options.run_argument
+@click.option(
+    "--state", "states", multiple=True, type=click.Choice([s.value for s in RolloutState]), help="Only these."
+)
+@click.option("--group", help="Only this group.")
+@options.as_json
+def list_(run: str, states: Sequence[str], group: str | None, as_json: bool) -> int:
+    """One line per rollout, in order of id."""
+    folder = RunFolder.find(run)
+    found = [
+        r
+        for r in read(folder, all_rollouts)
+        if (not states or r.state.value in states) and (group is None or r.group == group)
+    ]
+    if as_json:
+        options.print_json({"rollouts": [summary(r) for r in found]})
+        return 0
+    table = Table("rollout", "task", "split", "state", "attempt", "reward", "reason", box=None)
+    for r in found:
+        reward = "" if r.reward is None else f"{r.reward:.3g}"
+        table.add_row(r.id, r.task.id, r.split.value, r.state.value, str(r.attempt), reward, r.reason or "")
+    Console().print(table)
+    click.echo(f"{len(found)} rollouts")
+    if found:
+        click.echo(f"next: canter rollouts show {folder.path} {found[-1].id}")
+    return 0
+
+
+@command.command("show")
+@options.run_argument
+@click.argument("rollout_id", metavar="[ID]", required=False)
+@options.as_json
+def show(run: str, rollout_id: str | None, as_json: bool) -> int:
+    """One rollout with its attempts and calls; without ID the counts of the whole run."""
+    folder = RunFolder.find(run)
+    if rollout_id is None:
+        return show_counts(folder, as_json)
+    rollout, attempts, calls, bodies = read(folder, lambda store: gather(store, rollout_id))
+    if as_json:
+        options.print_json(
+            {
+                "rollout": summary(rollout) | {"task": rollout.task.public(), "message": rollout.message},
+                "attempts": [asdict(a) for a in attempts],
+                "calls": [call_summary(c) | loaded(b) for c, b in zip(calls, bodies, strict=True)],
+            }
+        )
+        return 0
+    click.echo(f"{rollout.id}  task {rollout.task.id}  {rollout.state}  reward {rollout.reward}")
+    if rollout.reason:
+        click.echo(f"reason: {rollout.reason}: {rollout.message}")
+    for attempt in attempts:
+        ended = f"{attempt.outcome}, exit code {attempt.exit_code}" if attempt.outcome else "running"
+        click.echo(f"attempt {attempt.number}: {ended}  {attempt.process.get('dir', '')}")
+    for call, body in zip(calls, bodies, strict=True):
+        print_call(call, body)
+    click.echo(f"next: canter samples {folder.path}")
+    return 0
+
+
+def show_counts(folder: RunFolder, as_json: bool) -> int:
+    counts = read(folder, lambda store: store.counts())
+    if as_json:
+        options.print_json({"counts": counts})
+    else:
+        for name, number in sorted(counts.items()):
+            click.echo(f"{number:8}  {name}")
+        click.echo(f"next: canter rollouts list {folder.path}")
+    return 0
+
+
+async def gather(store: Store, rollout_id: str) -> tuple[Rollout, list[Attempt], list[Call], list[CallBodies]]:
+    rollout = await store.rollout(rollout_id)
+    calls = await store.calls([rollout_id])
+    return rollout, await store.attempts(rollout_id), calls, [await store.bodies(c.id) for c in calls]
+
+
+def summary(rollout: Rollout) -> dict[str, Any]:
+    """A rollout without its task's content."""
+    values = asdict(rollout)
+    task = values.pop("task")
+    return values | {"task_id": task["id"]}
+
+
+def call_summary(call: Call) -> dict[str, Any]:
+    values = asdict(call)
+    for name in ("suffix", "sampled", "logprobs"):
+        values[name] = values[name].tolist()
+    return values | {"prompt_len": call.prompt_len}
+
+
+def loaded(body: CallBodies) -> dict[str, Any]:
+    return {"request": orjson.loads(body.request or b"null"), "reply": orjson.loads(body.reply or b"null")}
+
+
+def print_call(call: Call, body: CallBodies) -> None:
+    kind = f"fork ({call.fork} at token {call.fork_at})" if call.fork else ("extends" if call.parent_id else "starts")
+    why = f", untrainable: {call.untrainable}" if call.untrainable else ""
+    click.echo(
+        f"\n── call {call.ordinal} {call.id}  {kind}  prompt {call.prompt_len} tokens, "
+        f"sampled {len(call.sampled)}, {call.status}/{call.finish_reason}, {call.label}{why}"
+    )
+    values = loaded(body)
+    messages = (values["request"] or {}).get("messages") or [
+        {"role": "prompt", "content": (values["request"] or {}).get("prompt")}
+    ]
+    click.echo(f"   {messages[-1].get('role')}: {shown(messages[-1].get('content'))}")
+    for choice in (values["reply"] or {}).get("choices", []):
+        message = choice.get("message") or {"content": choice.get("text")}
+        click.echo(f"   reply: {shown(message.get('content'))}")
+        for tool_call in message.get("tool_calls") or []:
+            function = tool_call.get("function", {})
+            click.echo(f"   tool call: {function.get('name')}({function.get('arguments')})")
+
+
+def shown(content: Any, width: int = 600) -> str:
+    text = content if isinstance(content, str) else orjson.dumps(content).decode()
+    return text if len(text) <= width else f"{text[:width]}… ({len(text)} characters)"

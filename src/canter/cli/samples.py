@@ -1,0 +1,97 @@
+"""`canter samples`: what the trainer learned from, rebuilt from the store, with every drop counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import click
+
+from canter.cli import options
+from canter.cli.reading import read, trained_steps
+from canter.cli.supervise import load_run
+from canter.config import Config
+from canter.runs import RunFolder
+from canter.samples import Batch, audit, build
+from canter.store import Store
+from canter.types import Call, Sample
+
+
+@click.command("samples")
+@options.run_argument
+@click.option("--step", type=int, help="Only this step.")
+@click.option("--verify", is_flag=True, help="Check every committed call: trained once, or not with a reason.")
+@options.as_json
+def command(run: str, step: int | None, verify: bool, as_json: bool) -> int:
+    """Training samples of a run, by step. RUN is a path, a name, or `latest`. Exit code 1 if --verify finds a fault."""
+    folder = RunFolder.find(run)
+    config = load_run(folder)
+    batches = read(folder, lambda store: build_all(store, config, step))
+    faults = [fault for batch, calls in batches.values() for fault in audit(batch, calls)] if verify else []
+    if as_json:
+        options.print_json(
+            {
+                "run": folder.id,
+                "steps": {str(n): batch.report.to_json() for n, (batch, _) in batches.items()},
+                "samples": [as_row(s, n) for n, (batch, _) in batches.items() for s in batch.samples],
+                **({"faults": faults} if verify else {}),
+            }
+        )
+        return 1 if faults else 0
+    print_steps(batches)
+    if verify:
+        click.echo("\n".join(faults) or "every committed call is trained exactly once, or not with a reason")
+    click.echo(f"next: canter samples {folder.path} --verify    or --json for programs")
+    return 1 if faults else 0
+
+
+async def build_all(store: Store, config: Config, step: int | None) -> dict[int, tuple[Batch, list[Call]]]:
+    """Batch and calls of each step, built as the trainer builds them."""
+    found = {}
+    for number, rollouts in sorted((await trained_steps(store)).items()):
+        if step is None or step == number:
+            calls = await store.calls([r.id for r in rollouts])
+            found[number] = (build(rollouts, calls, **build_options(config)), calls)
+    return found
+
+
+def build_options(config: Config) -> dict[str, Any]:
+    """How the run's settings shape a batch; the trainer uses the same."""
+    settings = config.trainer
+    return {
+        "advantage": settings.advantage,
+        "normalise": settings.normalise,
+        "keep_flat_groups": settings.keep_flat_groups,
+    }
+
+
+def as_row(sample: Sample, step: int) -> dict[str, Any]:
+    return {
+        "step": step,
+        "rollout_id": sample.rollout_id,
+        "group": sample.group,
+        "chain": sample.chain,
+        "label": sample.label,
+        "calls": list(sample.calls),
+        "reward": sample.reward,
+        "advantage": sample.advantage,
+        "weight": sample.weight,
+        "ids": sample.ids.tolist(),
+        "mask": sample.mask.tolist(),
+        "logprobs": sample.logprobs.tolist(),
+        "versions": sample.versions.tolist(),
+    }
+
+
+def print_steps(batches: dict[int, tuple[Batch, list[Call]]]) -> None:
+    click.echo("step  rollouts  in batch  samples  trained tokens  mean reward  dropped")
+    total: Counter[str] = Counter()
+    for number, (batch, _) in batches.items():
+        report = batch.report
+        total.update({str(k): v for k, v in report.dropped.items()})
+        reward = "-" if report.mean_reward is None else f"{report.mean_reward:.3f}"
+        click.echo(
+            f"{number:4}  {report.rollouts:8}  {report.in_batch:8}  {report.samples:7}  {report.tokens.trained:14}  "
+            f"{reward:>11}  {dict(report.dropped) or ''}"
+        )
+    click.echo(f"dropped rollouts by reason: {dict(total) or 'none'}")
