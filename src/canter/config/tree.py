@@ -158,6 +158,8 @@ class EngineConfig(Section):
     """Key-value slots of the local engine."""
     timeout_s: float = Field(default=600, gt=0)
     """Deadline of one generation."""
+    journal: bool = False
+    """Also write every generation to `logs/engine.jsonl`, for audits."""
 
 
 class GatewayConfig(Section):
