@@ -2,6 +2,10 @@
 
 One process owns a store and is its only writer. Writes return once they are committed; concurrent ones share
 a commit. `open_store` gives the SQLite one; `canter.store.memory.MemoryStore` is for tests.
+
+Every change appends an event in the same commit. Its kind is, for a rollout, the state it came into (`queued`,
+`running`, `grading`, `scored`, `invalid`, `cancelled`; `data.from` is the state it left) or `process`; else `call`,
+`key`, `engine`, `engine_removed`, `version`, or what `add_event` was given.
 """
 
 from __future__ import annotations
@@ -51,7 +55,7 @@ class Store(Protocol):
 
     # -- rollouts and their lifecycle (`canter.store.lifecycle` is the table) --
     async def create_rollouts(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Adds rollouts as `queued`. The same id with the same content again is no error; other content is `Refused`."""
+        """Adds rollouts as `queued`, all or none. A known id is no error with the same content, else `Refused`."""
         ...
 
     async def rollout(self, rollout_id: str) -> Rollout: ...
@@ -147,7 +151,12 @@ class Store(Protocol):
 
     # -- events --
     async def add_event(
-        self, kind: str, *, rollout_id: str | None = None, attempt: int | None = None, data: Mapping[str, Any] | None = None
+        self,
+        kind: str,
+        *,
+        rollout_id: str | None = None,
+        attempt: int | None = None,
+        data: Mapping[str, Any] | None = None,
     ) -> Event: ...
 
     async def events(self, after: int, *, timeout_s: float = 0, limit: int = 1000) -> list[Event]:
@@ -155,7 +164,8 @@ class Store(Protocol):
         ...
 
     async def counts(self) -> dict[str, int]:
-        """Counters for reports: `rollouts.STATE`, `invalid.REASON`, `calls.STATUS`, `untrainable.REASON`, `fork.CAUSE`."""
+        """Counters for reports: `rollouts.STATE`, `invalid.REASON`, `calls.STATUS`, `untrainable.REASON`,
+        `fork.CAUSE`; those that are 0 are left out."""
         ...
 
     async def close(self) -> None: ...
