@@ -90,5 +90,9 @@ class CheckpointError(CanterError):
     """A checkpoint is missing, incomplete or of another model."""
 
 
+class TrainingDiverged(CanterError):
+    """A loss or gradient is NaN or infinite; the message names the sample."""
+
+
 class TooManyDrops(CanterError):
     """More rollouts were dropped than the run allows; the message names the most common reason."""
