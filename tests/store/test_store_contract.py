@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from canter.errors import NotFound, Refused
-from canter.store import Key, Store
+from canter.store import Key, Store, open_store
 from canter.store.memory import MemoryStore
 from canter.types import (
     Call,
@@ -36,9 +37,9 @@ TASK = Task("t1", "add 1 and 2", {"a": 1, "b": [2]}, {"answer": "3"})
 BODIES = CallBodies(b'{"messages": []}', b'{"choices": []}')
 
 
-@pytest.fixture(params=["memory"])
-async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
-    opened: Store = MemoryStore()
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    opened = MemoryStore() if request.param == "memory" else open_store(tmp_path / "canter.db")
     yield opened
     await opened.close()
 
@@ -253,7 +254,7 @@ async def test_a_call_that_could_not_be_read_back_is_refused(store: Store) -> No
     await store.append_call(call(), BODIES)
     with pytest.raises(Refused, match="c1 of rollout r1 is already committed"):
         await store.append_call(call(), BODIES)
-    with pytest.raises(Refused, match="parent nobody is not committed"):
+    with pytest.raises(Refused, match="its parent nobody is not"):
         await store.append_call(call("c2", parent_id="nobody"), BODIES)
     assert [c.id for c in await store.calls(["r1"])] == ["c1"]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from canter.types import (
@@ -169,3 +170,10 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+def open_store(path: str | Path) -> Store:
+    """Opens or makes the SQLite store at `path`, as its only writer. Raises `StoreError`."""
+    from canter.store.sqlite import open_sqlite
+
+    return open_sqlite(path)

@@ -29,7 +29,7 @@ from canter.store.lifecycle import (
     apply,
     check_call,
 )
-from canter.store.records import admit, admit_version, call_event, count_calls, count_rollouts
+from canter.store.records import admit, admit_version, call_conflict, call_event, count_calls, count_rollouts
 from canter.store.watch import Watch
 from canter.types import (
     Attempt,
@@ -142,10 +142,8 @@ class MemoryStore:
 
     async def append_call(self, call: Call, bodies: CallBodies) -> None:
         check_call(self._rollout(call.rollout_id), call.attempt)
-        if call.id in self._calls:
-            raise Refused(f"call {call.id} of rollout {call.rollout_id} is already committed")
-        if call.parent_id is not None and call.parent_id not in self._calls:
-            raise Refused(f"call {call.id} of rollout {call.rollout_id}: its parent {call.parent_id} is not committed")
+        if call.id in self._calls or (call.parent_id is not None and call.parent_id not in self._calls):
+            raise Refused(call_conflict(call))
         self._calls[call.id] = (call, bodies)
         self._add(call_event(call))
 

@@ -56,6 +56,11 @@ def call_event(call: Call) -> Draft:
     return Draft("call", call.rollout_id, call.attempt, data)
 
 
+def call_conflict(call: Call) -> str:
+    """Why a call may not be stored that breaks a constraint."""
+    return f"call {call.id} of rollout {call.rollout_id} is already committed, or its parent {call.parent_id} is not"
+
+
 def count_rollouts(rows: Iterable[tuple[str, str | None, int]]) -> dict[str, int]:
     """Counters from rows of (state, reason, count)."""
     counts: Counter[str] = Counter()
