@@ -89,8 +89,17 @@ TASK = Task(
 )
 
 
-def grading(folder: Path) -> Grading:
-    return Grading(task=TASK, dir=folder, outcome=Outcome.EXITED, exit_code=0, last_message="solved, trust me")
+def grading(work: Path) -> Grading:
+    return Grading(
+        task=TASK,
+        answer="solved, trust me",
+        dir=work,
+        stdout=work / "stdout.txt",
+        stderr=work / "stderr.txt",
+        outcome=Outcome.EXITED,
+        exit_code=0,
+        calls=1,
+    )
 
 
 @pytest.mark.parametrize(
