@@ -1,0 +1,137 @@
+"""The ASGI application: which handler a path leads to, who may use it, and how what goes wrong is told."""
+
+from __future__ import annotations
+
+import logging
+
+from canter.config import Config
+from canter.errors import CanterError, Forbidden, Refused
+from canter.gateway.api import Api, find, no_route
+from canter.gateway.attempts import Conversations
+from canter.gateway.auth import agent_of, identify
+from canter.gateway.calls import ModelCalls
+from canter.gateway.dialects import Dialect
+from canter.gateway.dialects.routes import BY_PATH
+from canter.gateway.gate import Gate
+from canter.gateway.http import ClientGone, Receive, Reply, Request, Scope, Send, json_object
+from canter.gateway.problems import Shape, reply_to, status_and_kind
+from canter.gateway.redact import redact
+from canter.gateway.source import Source
+from canter.gateway.stream import Timing, carry
+from canter.store import Key, Store
+
+logger = logging.getLogger(__name__)
+
+_MODELS = "/v1/models"
+_ALIVE = frozenset({("HEAD", "/"), ("GET", "/"), ("GET", "/healthz"), ("HEAD", "/healthz"), ("HEAD", "/api/hello")})
+_CONVERSATION_BYTES = 256 * 2**20
+
+
+def create_app(config: Config, store: Store, source: Source, *, timing: Timing | None = None) -> App:
+    """The gateway over a store and a source of replies; it closes neither of them."""
+    return App(config, store, source, timing or Timing())
+
+
+class App:
+    """An ASGI application. `close` lets its waiting requests go, and ends what is in flight."""
+
+    def __init__(self, config: Config, store: Store, source: Source, timing: Timing) -> None:
+        self._store = store
+        self._model = config.model.name
+        self._max_body_bytes = config.gateway.max_body_bytes
+        self._timing = timing
+        gate = Gate()
+        conversations = Conversations(store, source.make_tree, source.recall, max_bytes=_CONVERSATION_BYTES)
+        self.calls = ModelCalls(
+            store, source, gate, conversations, model=config.model.name, hold_s=config.engine.timeout_s
+        )
+        self._api = Api(store, source, gate, conversations)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        request = Request(scope, receive, send)
+        key: Key | None = None
+        try:
+            if (request.method, request.path) in _ALIVE:
+                await request.reply(Reply(200, b'{"status":"ok"}'))
+                return
+            key = await identify(request, self._store)
+            await self._serve(request, key)
+        except ClientGone as error:
+            logger.info("%s %s %s: %s", request.id, request.method, request.path, error)
+        except CanterError as error:
+            await self._tell(request, key, error)
+        except Exception:
+            logger.exception("%s %s %s failed", request.id, request.method, request.path)
+            await self._tell(request, key, CanterError("the gateway failed this request; its log says why"))
+
+    async def close(self) -> None:
+        self._api.close()
+        await self.calls.close()
+
+    async def _serve(self, request: Request, key: Key) -> None:
+        dialect = BY_PATH.get(request.path)
+        if dialect is not None:
+            await self._model_call(request, key, dialect)
+        elif request.path.startswith("/api/"):
+            await self._api_call(request, key)
+        elif request.path == _MODELS or request.path.startswith(f"{_MODELS}/"):
+            agent_of(key)
+            await request.reply(self._models(request))
+        else:
+            raise no_route(request, ())
+
+    async def _model_call(self, request: Request, key: Key, dialect: Dialect) -> None:
+        if request.method != "POST":
+            raise no_route(request, ("POST",))
+        ref = agent_of(key)
+        raw = await self._body(request)
+        boarding = self.calls.board(ref, dialect, json_object(raw), raw)
+        await carry(request, self.calls, dialect, boarding, self._timing)
+
+    async def _api_call(self, request: Request, key: Key) -> None:
+        route = find(request)
+        route.check(key)
+        body = await self._body(request)
+        await request.reply(await route.call(self._api, key, request.query(), body))
+
+    async def _body(self, request: Request) -> bytes:
+        return await request.body(limit=self._max_body_bytes, deadline_s=self._timing.body_s)
+
+    def _models(self, request: Request) -> Reply:
+        if request.method != "GET":
+            raise no_route(request, ("GET",))
+        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "canter"}
+        if request.path == _MODELS:
+            return Reply.json({"object": "list", "data": [model]})
+        self.calls.check_model("/".join(request.segments()[2:]))
+        return Reply.json(model)
+
+    async def _tell(self, request: Request, key: Key | None, error: CanterError) -> None:
+        """Answers with an error, and logs it. Once a stream has begun it is left without its end, so that the server
+        breaks the connection and no client takes the half for the whole."""
+        status, kind = status_and_kind(error)
+        rollout = key.rollout_id if key is not None else None
+        level = logging.WARNING if isinstance(error, Forbidden | Refused) or status >= 500 else logging.INFO
+        logger.log(
+            level,
+            "%s %s %s (rollout %s): %d %s: %s",
+            request.id,
+            request.method,
+            request.path,
+            rollout or "-",
+            status,
+            kind,
+            redact(str(error)),
+        )
+        if not request.started:
+            await request.reply(reply_to(error, _shape_of(request.path)))
+
+
+def _shape_of(path: str) -> Shape:
+    """The shape of errors on a path."""
+    dialect = BY_PATH.get(path)
+    if dialect is not None:
+        return dialect.shape
+    return "openai" if path.startswith("/v1/") else "canter"

@@ -1,0 +1,119 @@
+"""What the gateway keeps in memory of the attempts that call now; all of it can be made again from the store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from canter.gateway.auth import AttemptRef
+from canter.gateway.delta import Recent
+from canter.store import Store
+from canter.tokens.tree import Tree
+from canter.types import Call, CallBodies, Split
+
+logger = logging.getLogger(__name__)
+
+_EMPTY_BYTES = 4096  # of a conversation's own objects, roughly
+
+
+@dataclass(slots=True)
+class Conversation:
+    """The calls of one attempt.
+
+    `tree` finds the parent of a list of messages, `recent` that of a prompt that comes as ids; `prompts` counts how
+    often each prompt was sent (see `sampling.call_seed`). `users` counts the calls in flight.
+    """
+
+    ref: AttemptRef
+    seed: int
+    split: Split
+    recent: Recent
+    tree: Tree | None = None
+    next_ordinal: int = 0
+    prompts: Counter[bytes] = field(default_factory=Counter)
+    users: int = 0
+    held_bytes: int = _EMPTY_BYTES
+
+    def take_ordinal(self) -> int:
+        """The number of the next call, by arrival."""
+        self.next_ordinal += 1
+        return self.next_ordinal - 1
+
+
+Recall = Callable[[Conversation, Sequence[tuple[Call, CallBodies]]], None]
+
+
+class Conversations:
+    """The conversations in memory, at most about `max_bytes`; those that nobody uses are forgotten oldest first."""
+
+    def __init__(self, store: Store, make_tree: Callable[[], Tree | None], recall: Recall, *, max_bytes: int) -> None:
+        self._store = store
+        self._make_tree = make_tree
+        self._recall = recall
+        self._max_bytes = max_bytes
+        self._held: OrderedDict[AttemptRef, asyncio.Future[Conversation]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @contextlib.asynccontextmanager
+    async def use(self, ref: AttemptRef) -> AsyncIterator[Conversation]:
+        """The conversation of an attempt, read back from the store where it is not in memory."""
+        conversation = await self._get(ref)
+        conversation.users += 1
+        try:
+            yield conversation
+        finally:
+            conversation.users -= 1
+            self._evict()
+
+    def forget(self, ref: AttemptRef) -> None:
+        """Drops an attempt that has ended (one that is in use goes when it is the oldest)."""
+        held = self._held.get(ref)
+        if held is not None and _idle(held):
+            del self._held[ref]
+
+    async def _get(self, ref: AttemptRef) -> Conversation:
+        held = self._held.get(ref)
+        if held is None:
+            held = asyncio.ensure_future(self._load(ref))
+            self._held[ref] = held
+        self._held.move_to_end(ref)
+        try:
+            return await asyncio.shield(held)
+        except BaseException:
+            if held.done() and (held.cancelled() or held.exception() is not None) and self._held.get(ref) is held:
+                del self._held[ref]
+            raise
+
+    async def _load(self, ref: AttemptRef) -> Conversation:
+        rollout = await self._store.rollout(ref.rollout_id)
+        conversation = Conversation(ref, rollout.seed, rollout.split, Recent(), self._make_tree())
+        calls = await self._store.calls([ref.rollout_id], attempt=ref.number)
+        if calls:
+            self._recall(conversation, [(call, await self._store.bodies(call.id)) for call in calls])
+            conversation.next_ordinal = max(call.ordinal for call in calls) + 1
+            logger.info("attempt %s: read %d calls back from the store", ref, len(calls))
+        return conversation
+
+    def _evict(self) -> None:
+        """Forgets idle conversations, the longest unused first, until the rest fits."""
+        held = sum(future.result().held_bytes for future in self._held.values() if _loaded(future))
+        for ref, future in list(self._held.items()):
+            if held <= self._max_bytes:
+                return
+            if _idle(future):
+                held -= future.result().held_bytes
+                del self._held[ref]
+
+
+def _loaded(held: asyncio.Future[Conversation]) -> bool:
+    return held.done() and not held.cancelled() and held.exception() is None
+
+
+def _idle(held: asyncio.Future[Conversation]) -> bool:
+    return _loaded(held) and held.result().users == 0

@@ -1,0 +1,214 @@
+"""One model call, from its canonical request to the committed reply."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import orjson
+
+from canter.errors import CanterError, EngineError, EngineUnavailable
+from canter.gateway.attempts import Conversations
+from canter.gateway.auth import AttemptRef
+from canter.gateway.dialects import Dialect
+from canter.gateway.dialects.canonical import Asked
+from canter.gateway.engines import Running
+from canter.gateway.gate import Gate
+from canter.gateway.http import HttpError
+from canter.gateway.replay import Flight, Flights
+from canter.gateway.sampling import request_digest
+from canter.gateway.source import Sampled, Source, Ticket
+from canter.store import Store
+from canter.types import (
+    NO_IDS,
+    NO_LOGPROBS,
+    Call,
+    CallBodies,
+    CallStatus,
+    Generation,
+    Reason,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A committed call's reply: as JSON, and as the bytes that are sent and recorded."""
+
+    reply: dict[str, Any]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Boarding:
+    """A client's place on the flight that answers its request; another client may have started it."""
+
+    asked: Asked
+    key: tuple[AttemptRef, str, bytes]
+    flight: Flight[Finished]
+
+
+class ModelCalls:
+    """Answers model requests: plan, sample, check, commit; then the reply may leave."""
+
+    def __init__(
+        self,
+        store: Store,
+        source: Source,
+        gate: Gate,
+        conversations: Conversations,
+        *,
+        model: str,
+        hold_s: float,
+    ) -> None:
+        self._store = store
+        self._source = source
+        self._gate = gate
+        self._conversations = conversations
+        self._model = model
+        self._hold_s = hold_s
+        self._flights: Flights[Finished] = Flights()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests being answered, and results that wait for their client to come back."""
+        return len(self._flights)
+
+    def board(self, ref: AttemptRef, dialect: Dialect, body: Mapping[str, Any], raw: bytes) -> Boarding:
+        """Starts to answer a request, or joins the same one. Raises `BadRequest`, or `HttpError` for a model that is
+        not here, before anything is sampled."""
+        asked = dialect.parse(body)
+        self.check_model(asked.model)
+        digest = request_digest(body)
+        key = (ref, dialect.name, digest)
+        flight = self._flights.board(key, lambda flight: self._answer(ref, dialect, asked, digest, raw, flight))
+        return Boarding(asked, key, flight)
+
+    def delivered(self, boarding: Boarding) -> None:
+        self._flights.delivered(boarding.key, boarding.flight)
+
+    def leave(self, boarding: Boarding) -> None:
+        self._flights.leave(boarding.key, boarding.flight)
+
+    def check_model(self, name: str) -> None:
+        if name != self._model:
+            raise HttpError(
+                404, "model_not_found", f"The model {name!r} does not exist; this run serves {self._model!r}."
+            )
+
+    async def close(self) -> None:
+        await self._flights.close()
+
+    async def _answer(
+        self,
+        ref: AttemptRef,
+        dialect: Dialect,
+        asked: Asked,
+        digest: bytes,
+        raw: bytes,
+        flight: Flight[Finished],
+    ) -> Finished:
+        async with self._conversations.use(ref) as conversation:
+            call_id = f"chatcmpl-{secrets.token_hex(12)}"
+            running = Running(call_id)
+            flight.abort = running.abort
+            ticket = Ticket(
+                call_id, conversation.take_ordinal(), time.time(), asked, digest, dialect, conversation, running
+            )
+            await self._gate.passed(self._hold_s)
+            sampled = await self._sample(ticket, raw, flight)
+            body = orjson.dumps(sampled.reply)
+            call = _call(ticket, sampled, abandoned=flight.abandoned)
+            await self._store.append_call(call, CallBodies(raw, body))
+            if call.status is CallStatus.OK:
+                sampled.remember()
+            if call.untrainable is not None:
+                logger.warning("call %s of attempt %s will not be trained: %s", call.id, ref, call.untrainable)
+            return Finished(sampled.reply, body)
+
+    async def _sample(self, ticket: Ticket, raw: bytes, flight: Flight[Finished]) -> Sampled:
+        """Samples; what an engine failed, or nobody waits for any more, is recorded as such."""
+        try:
+            return await self._source.sample(ticket)
+        except EngineUnavailable:
+            raise
+        except EngineError:
+            await self._record(ticket, raw, CallStatus.ERROR, Reason.ENGINE_UNAVAILABLE)
+            raise
+        except asyncio.CancelledError:
+            if flight.abandoned:
+                await self._record(ticket, raw, CallStatus.CANCELLED, Reason.CLIENT_GONE)
+            raise
+
+    async def _record(self, ticket: Ticket, raw: bytes, status: CallStatus, reason: Reason) -> None:
+        """Commits a call of which no token is known. A lost record is logged: the first failure counts more."""
+        call = replace(_call(ticket, None, abandoned=False), status=status, untrainable=reason)
+        try:
+            await self._store.append_call(call, CallBodies(raw, b""))
+        except CanterError as error:
+            logger.warning("call %s of attempt %s was not recorded: %s", call.id, ticket.conversation.ref, error)
+
+
+def _call(ticket: Ticket, sampled: Sampled | None, *, abandoned: bool) -> Call:
+    """The record of a call; without `sampled`, of one that gave nothing."""
+    asked, ref = ticket.asked, ticket.conversation.ref
+    call = Call(
+        id=ticket.call_id,
+        rollout_id=ref.rollout_id,
+        attempt=ref.number,
+        ordinal=ticket.ordinal,
+        parent_id=None,
+        prefix_len=0,
+        suffix=NO_IDS,
+        sampled=NO_IDS,
+        logprobs=NO_LOGPROBS,
+        versions=(),
+        dialect=asked.dialect,
+        model=asked.model,
+        requested=asked.requested,
+        started_at=ticket.started_at,
+        finished_at=time.time(),
+    )
+    if sampled is None:
+        return call
+    generation = sampled.generation
+    return replace(
+        call,
+        parent_id=sampled.parent_id,
+        prefix_len=sampled.prefix_len,
+        suffix=sampled.suffix,
+        sampled=generation.ids,
+        logprobs=generation.logprobs,
+        versions=generation.versions,
+        status=CallStatus.CANCELLED if abandoned else CallStatus.OK,
+        finish_reason=generation.finish_reason,
+        untrainable=Reason.CLIENT_GONE if abandoned else why_untrainable(generation),
+        fork=sampled.fork,
+        proposed_parent_id=sampled.proposed_parent_id,
+        fork_at=sampled.fork_at,
+        effective=sampled.effective,
+    )
+
+
+def why_untrainable(generation: Generation) -> Reason | None:
+    """What does not agree in a generation, `None` where its tokens may be trained."""
+    count = len(generation.ids)
+    if len(generation.logprobs) == 0:
+        return Reason.MISSING_LOGPROBS
+    if len(generation.logprobs) != count:
+        return Reason.LENGTH_MISMATCH
+    if not np.isfinite(generation.logprobs).all():
+        return Reason.NOT_FINITE
+    end = 0
+    for span in sorted(generation.versions, key=lambda span: span.start):
+        if span.start != end or span.end <= span.start:
+            return Reason.MISSING_VERSION
+        end = span.end
+    return None if end == count else Reason.MISSING_VERSION

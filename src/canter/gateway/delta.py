@@ -1,0 +1,109 @@
+"""Where a prompt comes as token ids: which earlier call it goes on from, so that only the rest is stored."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from canter.types import NO_IDS, Call, Ids
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One call's tokens, prompt and reply, as a delta: `(parent's tokens)[:prefix_len] + tail`."""
+
+    call_id: str
+    parent: Node | None
+    prefix_len: int
+    tail: Ids
+
+    def __len__(self) -> int:
+        return self.prefix_len + len(self.tail)
+
+    def tokens(self) -> Ids:
+        """All tokens, put together from the chain of parents."""
+        parts: list[Ids] = []
+        node: Node | None = self
+        end = len(self)
+        while node is not None and end > 0:
+            if end > node.prefix_len:
+                parts.append(node.tail[: end - node.prefix_len])
+                end = node.prefix_len
+            node = node.parent
+        return np.concatenate(parts[::-1]) if parts else NO_IDS
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A prompt as `(parent's tokens)[:prefix_len] + suffix`."""
+
+    parent: Node | None
+    prefix_len: int
+    suffix: Ids
+
+
+class Recent:
+    """The calls of an attempt that a next prompt may go on from: the last few that were used.
+
+    The parents of those stay in memory with them, as deltas; the rest can go.
+    """
+
+    def __init__(self, keep: int = 8) -> None:
+        self._keep = keep
+        self._nodes: OrderedDict[str, Node] = OrderedDict()
+        self._last: tuple[Node, Ids] | None = None
+
+    def find(self, prompt: Ids) -> Delta:
+        """`prompt` against the recent calls: one that it extends whole, else the one with the longest common prefix."""
+        best, best_len = None, 0
+        for node in reversed(self._nodes.values()):
+            common = common_prefix(self._tokens(node), prompt)
+            whole = common == len(node)
+            if common and (whole or common > best_len):
+                best, best_len = node, common
+            if whole or common == len(prompt):
+                break
+        while best is not None and best_len <= best.prefix_len:  # nothing of its own is shared: its parent has it all
+            best = best.parent
+        return Delta(best, best_len, prompt[best_len:])
+
+    def add(self, call_id: str, delta: Delta, sampled: Ids) -> Node:
+        """Adds a committed call."""
+        node = Node(call_id, delta.parent, delta.prefix_len, np.concatenate([delta.suffix, sampled]))
+        if delta.parent is not None and delta.parent.call_id in self._nodes:
+            self._nodes.move_to_end(delta.parent.call_id)
+        self._nodes[call_id] = node
+        while len(self._nodes) > self._keep:
+            self._nodes.popitem(last=False)
+        return node
+
+    def restore(self, nodes: Iterable[Node]) -> None:
+        """Takes the last of these as the recent calls."""
+        self._nodes = OrderedDict((node.call_id, node) for node in list(nodes)[-self._keep :])
+
+    def _tokens(self, node: Node) -> Ids:
+        """The node's tokens; those of the one that was asked for last are kept."""
+        if self._last is None or self._last[0] is not node:
+            self._last = (node, node.tokens())
+        return self._last[1]
+
+
+def nodes_of(calls: Iterable[Call]) -> dict[str, Node]:
+    """Recorded calls, in their order, as nodes by id. A call whose parent is not among them is left out."""
+    nodes: dict[str, Node] = {}
+    for call in calls:
+        if call.parent_id is None or call.parent_id in nodes:
+            tail = np.concatenate([call.suffix, call.sampled])
+            parent = None if call.parent_id is None else nodes[call.parent_id]
+            nodes[call.id] = Node(call.id, parent, call.prefix_len, tail)
+    return nodes
+
+
+def common_prefix(a: Ids | Sequence[int], b: Ids | Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    n = min(len(a), len(b))
+    different = np.flatnonzero(np.not_equal(a[:n], b[:n]))
+    return int(different[0]) if len(different) else n

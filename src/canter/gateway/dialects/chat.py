@@ -1,0 +1,288 @@
+"""OpenAI chat completions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import orjson
+
+from canter.errors import BadRequest
+from canter.gateway.dialects import fields
+from canter.gateway.dialects.canonical import Answer, Asked, Chat, TokenLogprob
+from canter.gateway.problems import Shape
+from canter.gateway.sampling import requested
+from canter.tokens.messages import Message, Role, ToolCall, ToolSpec
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+_CHUNK_CHARACTERS = 1024
+_WORST_LOGPROB = -9999.0  # what OpenAI sends for "as good as impossible"
+
+
+class ChatCompletions:
+    """`POST /v1/chat/completions`."""
+
+    name = "chat"
+    shape: Shape = "openai"
+    keep_alive = b": keep-alive\n\n"
+
+    def parse(self, body: Mapping[str, Any]) -> Asked:
+        model = fields.string(body, "model")
+        messages = parse_messages(body)
+        tools = parse_tools(body)
+        show_tools = check_tool_choice(body) != "none"
+        fields.check_sampling(body)
+        fields.mapping(body, "response_format")
+        fields.integer(body, "top_logprobs", low=0, high=20)
+        limits = [fields.integer(body, name, low=1) for name in ("max_tokens", "max_completion_tokens")]
+        return Asked(
+            dialect=self.name,
+            model=model,
+            prompt=Chat(messages, tools if show_tools else ()),
+            max_tokens=min((limit for limit in limits if limit is not None), default=None),
+            stop=fields.stop_strings(body),
+            stream=fields.boolean(body, "stream"),
+            include_usage=fields.boolean(fields.mapping(body, "stream_options"), "include_usage"),
+            logprobs=fields.boolean(body, "logprobs"),
+            body=body,
+            requested=requested(body),
+        )
+
+    def reply(self, asked: Asked, answer: Answer) -> dict[str, Any]:
+        message = answer.message
+        wire: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
+        if message.reasoning is not None:
+            wire["reasoning_content"] = message.reasoning
+        if message.tool_calls:
+            wire["content"] = message.content or None
+            wire["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in message.tool_calls
+            ]
+        choice = {
+            "index": 0,
+            "message": wire,
+            "logprobs": None if answer.logprobs is None else {"content": _logprobs(answer.logprobs), "refusal": None},
+            "finish_reason": answer.finish_reason.value,
+        }
+        return {
+            "id": answer.id,
+            "object": "chat.completion",
+            "created": answer.created,
+            "model": answer.model,
+            "system_fingerprint": answer.fingerprint,
+            "choices": [choice],
+            "usage": usage(answer),
+        }
+
+    def events(self, asked: Asked, reply: Mapping[str, Any]) -> Iterator[bytes]:
+        choice = reply["choices"][0]
+        message = choice["message"]
+        base = {
+            "id": reply["id"],
+            "object": "chat.completion.chunk",
+            "created": reply["created"],
+            "model": reply["model"],
+            "system_fingerprint": reply.get("system_fingerprint"),
+        }
+        if asked.include_usage:
+            base["usage"] = None
+        for delta, logprobs, finish_reason in _deltas(message, choice.get("logprobs"), choice["finish_reason"]):
+            part = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+            yield event({**base, "choices": [part]})
+        if asked.include_usage:
+            yield event({**base, "choices": [], "usage": reply.get("usage")})
+        yield b"data: [DONE]\n\n"
+
+    def message(self, reply: Mapping[str, Any]) -> Message:
+        return _assistant(reply["choices"][0]["message"], "reply.", None)
+
+    def failure(self, error: Mapping[str, Any]) -> bytes:
+        return event(error)
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def usage(answer: Answer) -> dict[str, Any]:
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.completion_tokens,
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
+    }
+
+
+def finite_logprob(value: float) -> float:
+    """A logprob that JSON can hold."""
+    return value if math.isfinite(value) else _WORST_LOGPROB
+
+
+def pieces(text: str) -> Iterator[str]:
+    """A long text in parts, none of them empty."""
+    for start in range(0, len(text), _CHUNK_CHARACTERS):
+        yield text[start : start + _CHUNK_CHARACTERS]
+
+
+def _logprobs(tokens: tuple[TokenLogprob, ...]) -> list[dict[str, Any]]:
+    """`top_logprobs` stays empty: the engine gives the sampled token's only."""
+    return [
+        {
+            "token": t.token,
+            "logprob": finite_logprob(t.logprob),
+            "bytes": None if t.utf8 is None else list(t.utf8),
+            "top_logprobs": [],
+        }
+        for t in tokens
+    ]
+
+
+_Delta = tuple[dict[str, Any], Any, str | None]
+
+
+def _deltas(message: Mapping[str, Any], logprobs: Any, finish_reason: str) -> Iterator[_Delta]:
+    """(delta, logprobs, finish reason) of each chunk. All logprobs go with the first; tool calls are whole."""
+    yield {"role": "assistant", "content": "", "refusal": None}, logprobs, None
+    for part in pieces(message.get("reasoning_content") or ""):
+        yield {"reasoning_content": part}, None, None
+    for part in pieces(message.get("content") or ""):
+        yield {"content": part}, None, None
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        yield {"tool_calls": [{"index": index, **call}]}, None, None
+    yield {}, None, finish_reason
+
+
+def parse_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
+    messages = fields.array(body, "messages")
+    if not messages:
+        raise BadRequest("messages is missing or empty", param="messages", code="missing_required_parameter")
+    return tuple(_message(raw, f"messages[{i}].") for i, raw in enumerate(messages))
+
+
+def _message(raw: object, at: str) -> Message:
+    if not isinstance(raw, Mapping):
+        raise fields.wrong(at[:-1], "an object", raw)
+    role_name = fields.string(raw, "role", at=at)
+    role = _ROLES.get(role_name)
+    if role is None:
+        raise BadRequest(
+            f"{at}role {role_name!r} is none of {', '.join(_ROLES)}", param=f"{at}role", code="invalid_value"
+        )
+    name = fields.optional_string(raw, "name", at=at)
+    if role == "assistant":
+        return _assistant(raw, at, name)
+    content = text_content(raw.get("content"), f"{at}content")
+    if role == "tool":
+        return Message(role, content, tool_call_id=fields.string(raw, "tool_call_id", at=at), name=name)
+    return Message(role, content, name=name)
+
+
+def _assistant(raw: Mapping[str, Any], at: str, name: str | None) -> Message:
+    for field in ("function_call", "audio"):
+        if raw.get(field) is not None:
+            raise fields.unsupported(f"{at}{field}", f"{at}{field} is not supported; send tool_calls and text")
+    content = raw.get("content")
+    if content is None:
+        content = raw.get("refusal") or ""
+    reasoning = fields.optional_string(raw, "reasoning_content", at=at)
+    if reasoning is None:
+        reasoning = raw.get("reasoning") if isinstance(raw.get("reasoning"), str) else None
+    calls = fields.array(raw, "tool_calls", at=at)
+    return Message(
+        "assistant",
+        text_content(content, f"{at}content", assistant=True),
+        reasoning=reasoning or None,
+        tool_calls=tuple(_tool_call(call, f"{at}tool_calls[{i}].") for i, call in enumerate(calls)),
+        name=name,
+    )
+
+
+def text_content(content: object, at: str, *, assistant: bool = False) -> str:
+    """Content as one text: a string, or text parts, which are joined with newlines as inference servers do."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise fields.wrong(at, "a string or an array of content parts", content)
+    return "\n".join(_part(part, f"{at}[{i}]", assistant) for i, part in enumerate(content))
+
+
+def _part(part: object, at: str, assistant: bool) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        raise fields.wrong(at, "a content part", part)
+    type_ = fields.string(part, "type", at=f"{at}.")
+    if type_ == "text":
+        return fields.string(part, "text", at=f"{at}.")
+    if type_ == "refusal" and assistant:
+        return fields.string(part, "refusal", at=f"{at}.")
+    raise BadRequest(
+        f"{at} is a part of type {type_!r}; the policy reads text only", param=at, code="unsupported_content"
+    )
+
+
+def _tool_call(raw: object, at: str) -> ToolCall:
+    if not isinstance(raw, Mapping):
+        raise fields.wrong(at[:-1], "an object", raw)
+    if raw.get("type") not in (None, "function"):
+        raise fields.unsupported(f"{at}type", f"{at}type {raw['type']!r} is not supported; only function calls are")
+    function = fields.mapping(raw, "function", at=at)
+    arguments = function.get("arguments")
+    if isinstance(arguments, Mapping):  # some harnesses send the parsed object back
+        arguments = orjson.dumps(arguments).decode()
+    if arguments is not None and not isinstance(arguments, str):
+        raise fields.wrong(f"{at}function.arguments", "a string of JSON", arguments)
+    return ToolCall(
+        fields.string(raw, "id", at=at), fields.string(function, "name", at=f"{at}function."), arguments or ""
+    )
+
+
+def parse_tools(body: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
+    for legacy in ("functions", "function_call"):
+        if body.get(legacy) is not None:
+            raise fields.unsupported(legacy, f"{legacy} is not supported; send tools and tool_choice")
+    return tuple(_tool(raw, f"tools[{i}].") for i, raw in enumerate(fields.array(body, "tools")))
+
+
+def _tool(raw: object, at: str) -> ToolSpec:
+    if not isinstance(raw, Mapping):
+        raise fields.wrong(at[:-1], "an object", raw)
+    if raw.get("type", "function") != "function":
+        raise fields.unsupported(f"{at}type", f"{at}type {raw['type']!r} is not supported; only function tools are")
+    function = fields.mapping(raw, "function", at=at)
+    name = fields.string(function, "name", at=f"{at}function.")
+    if not name:
+        raise BadRequest(f"{at}function.name is empty", param=f"{at}function.name", code="invalid_value")
+    return ToolSpec(
+        name,
+        fields.optional_string(function, "description", at=f"{at}function.") or "",
+        fields.mapping(function, "parameters", at=f"{at}function."),
+    )
+
+
+def check_tool_choice(body: Mapping[str, Any]) -> str:
+    """`none`, `auto`, `required` or the name of a tool. The last two cannot be forced on a policy that is trained on
+    what it samples: they are accepted and recorded as not enforced."""
+    choice = body.get("tool_choice")
+    if choice is None:
+        return "auto"
+    if choice in ("none", "auto", "required"):
+        return str(choice)
+    if isinstance(choice, Mapping):
+        function = fields.mapping(choice, "function", at="tool_choice.")
+        return fields.string(function, "name", at="tool_choice.function.") if function else "required"
+    raise BadRequest("tool_choice must be none, auto, required or an object", param="tool_choice", code="invalid_value")

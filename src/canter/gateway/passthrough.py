@@ -1,0 +1,146 @@
+"""An OpenAI-compatible server as a source of replies: its JSON is relayed, its token ids are recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from canter.config import Config
+from canter.engine.openai import Completion, OpenAIEngine, Route
+from canter.errors import BadRequest, EngineError, EngineUnavailable
+from canter.gateway.attempts import Conversation
+from canter.gateway.delta import nodes_of
+from canter.gateway.dialects.canonical import Asked
+from canter.gateway.http import json_object
+from canter.gateway.sampling import Limits, admit, call_seed, effective, request_digest
+from canter.gateway.source import Sampled, Ticket
+from canter.tokens.messages import new_tool_call_id
+from canter.types import Call, CallBodies, CallStatus, EngineRecord, Sampling
+
+_ROUTES: dict[str, Route] = {"chat": "/chat/completions", "completions": "/completions"}
+_REPLACED = (
+    "stream", "stream_options", "max_completion_tokens", "n", "top_logprobs", "logit_bias", "min_p",
+    "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
+"""Fields of a request that do not reach the server: the run decides, or the gateway does it itself."""
+_UNKNOWN_CONTEXT = 2**31 - 1  # the server alone knows how long its prompt is, and refuses what does not fit
+
+
+class UpstreamSource:
+    """Relays to one server."""
+
+    def __init__(self, config: Config, engine: OpenAIEngine) -> None:
+        self._config = config
+        self._engine = engine
+
+    async def sample(self, ticket: Ticket) -> Sampled:
+        asked, conversation = ticket.asked, ticket.conversation
+        sampling = self._admit(ticket)
+        conversation.prompts[ticket.request] += 1
+        try:
+            completion = await self._complete(_ROUTES[asked.dialect], _body(asked, sampling))
+        except BaseException:
+            conversation.prompts[ticket.request] -= 1  # nothing was sampled: the repeat is this same call
+            raise
+        delta = conversation.recent.find(completion.prompt)
+        sampled = completion.generation.ids
+
+        def remember() -> None:
+            conversation.recent.add(ticket.call_id, delta, sampled)
+            conversation.held_bytes += delta.suffix.nbytes + sampled.nbytes
+
+        return Sampled(
+            reply=_relay(ticket, completion),
+            generation=completion.generation,
+            parent_id=delta.parent.call_id if delta.parent is not None else None,
+            prefix_len=delta.prefix_len,
+            suffix=delta.suffix,
+            effective=effective(sampling, asked.requested),
+            remember=remember,
+        )
+
+    def make_tree(self) -> None:
+        return None
+
+    def recall(self, conversation: Conversation, calls: Sequence[tuple[Call, CallBodies]]) -> None:
+        nodes = nodes_of(call for call, _ in calls if call.status is CallStatus.OK)
+        conversation.recent.restore(nodes.values())
+        for _, bodies in calls:
+            conversation.prompts[request_digest(json_object(bodies.request))] += 1
+
+    async def register(self, record: EngineRecord, key: str) -> None:
+        """Tells which policy version the server has now. Raises `BadRequest` for another server."""
+        if record.url.rstrip("/") != self._engine.url:
+            raise BadRequest(
+                f"this run passes through to {self._engine.url} (engine.url), not to {record.url}", param="url"
+            )
+        self._engine.version = record.version
+
+    async def remove(self, url: str) -> None:
+        self._engine.version = None
+
+    async def close(self) -> None:
+        await self._engine.close()
+
+    def _admit(self, ticket: Ticket) -> Sampling:
+        asked, conversation = ticket.asked, ticket.conversation
+        return admit(
+            Limits(self._config.sampling, conversation.split, _UNKNOWN_CONTEXT),
+            prompt_tokens=0,
+            max_tokens=asked.max_tokens,
+            stop=asked.stop,
+            stop_token_ids=(),
+            seed=call_seed(conversation.seed, ticket.request, conversation.prompts[ticket.request]),
+        )
+
+    async def _complete(self, route: Route, body: dict[str, Any]) -> Completion:
+        """Waits for a server that cannot be reached, and gives one that fails a second chance."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._config.gateway.engine_wait_s
+        failed = False
+        while True:
+            try:
+                return await self._engine.complete(route, body)
+            except EngineUnavailable as error:
+                if loop.time() + error.retry_after_s > deadline:
+                    raise
+                await asyncio.sleep(min(1.0, error.retry_after_s))
+            except EngineError:
+                if failed:
+                    raise
+                failed = True
+
+
+def _body(asked: Asked, sampling: Sampling) -> dict[str, Any]:
+    """The request as the server gets it: the harness's, with the run's sampling in place of its own."""
+    body = {name: value for name, value in asked.body.items() if name not in _REPLACED}
+    body |= {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_tokens,
+        "seed": sampling.seed,
+    }
+    body.pop("top_k", None)
+    if sampling.top_k:
+        body["top_k"] = sampling.top_k
+    return body
+
+
+def _relay(ticket: Ticket, completion: Completion) -> dict[str, Any]:
+    """The server's reply with our ids and the run's model name, and without what the harness did not ask for."""
+    reply = completion.reply
+    choice = reply["choices"][0]
+    for name in ("prompt_logprobs", "kv_transfer_params"):
+        reply.pop(name, None)
+    reply.setdefault("system_fingerprint", None)
+    reply |= {"id": ticket.call_id, "model": ticket.asked.model, "choices": [choice]}
+    if not ticket.asked.logprobs:
+        choice["logprobs"] = None
+    message = choice.get("message")
+    if message is not None:
+        message.setdefault("refusal", None)
+        calls = message.pop("tool_calls", None)
+        if calls:
+            message["tool_calls"] = [{**call, "id": new_tool_call_id()} for call in calls]
+    return reply

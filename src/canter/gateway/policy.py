@@ -1,0 +1,212 @@
+"""The policy as a source of replies: messages to token ids, ids from an engine, ids back to a message."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from canter.config import Config
+from canter.errors import BadRequest
+from canter.gateway.attempts import Conversation
+from canter.gateway.delta import Delta, nodes_of
+from canter.gateway.dialects.canonical import Answer, Asked, Chat, Text, TokenLogprob, Tokens
+from canter.gateway.dialects.routes import BY_NAME
+from canter.gateway.engines import Engines
+from canter.gateway.http import json_object
+from canter.gateway.sampling import Limits, admit, call_seed, effective, prompt_digest
+from canter.gateway.source import Sampled, Ticket
+from canter.gateway.stops import cut_generation, cut_text
+from canter.tokens.messages import Message, ToolCall, ToolSpec, new_tool_call_id
+from canter.tokens.rendering import Rendering
+from canter.tokens.tokenizer import ChatTokenizer
+from canter.tokens.tree import Plan, Tree
+from canter.types import (
+    Call,
+    CallBodies,
+    CallStatus,
+    EngineRecord,
+    FinishReason,
+    Generation,
+    Ids,
+    Sampling,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """Token ids to sample from, and where they belong: planned in the tree, or a delta against recent ids."""
+
+    ids: Ids
+    place: Plan | Delta
+
+
+class PolicySource:
+    """Samples on the engines, token ids in and out."""
+
+    def __init__(self, config: Config, rendering: Rendering, tokenizer: ChatTokenizer, engines: Engines) -> None:
+        self._sampling = config.sampling
+        self._context_tokens = config.model.context_tokens
+        self._wait_s = config.gateway.engine_wait_s
+        self._rendering = rendering
+        self._tokenizer = tokenizer
+        self._engines = engines
+
+    async def sample(self, ticket: Ticket) -> Sampled:
+        asked, conversation = ticket.asked, ticket.conversation
+        context_tokens = await self._context()
+        prompt = self._prompt(asked, conversation)
+        digest = prompt_digest(prompt.ids)
+        earlier = conversation.prompts[digest]
+        sampling = admit(
+            Limits(self._sampling, conversation.split, context_tokens),
+            prompt_tokens=len(prompt.ids),
+            max_tokens=asked.max_tokens,
+            stop=asked.stop,
+            stop_token_ids=self._rendering.stop_token_ids,
+            seed=call_seed(conversation.seed, digest, earlier),
+        )
+        conversation.prompts[digest] += 1
+        try:
+            generation = await self._engines.generate(prompt.ids, sampling, ticket.running, wait_s=self._wait_s)
+        except BaseException:
+            conversation.prompts[digest] -= 1  # nothing was sampled: the repeat is this same call
+            raise
+        return self._sampled(ticket, prompt, sampling, cut_generation(generation, asked.stop, self._tokenizer.decode))
+
+    def make_tree(self) -> Tree:
+        return Tree(self._rendering)
+
+    def recall(self, conversation: Conversation, calls: Sequence[tuple[Call, CallBodies]]) -> None:
+        """Makes the memory of an attempt again from its calls, in their order."""
+        done = [(call, bodies) for call, bodies in calls if call.status is CallStatus.OK]
+        tree = _tree(conversation)
+        tree.restore(_history(call, bodies) for call, bodies in done if call.dialect != "completions")
+        nodes = nodes_of(call for call, _ in calls)
+        conversation.recent.restore(nodes[call.id] for call, _ in done if call.dialect == "completions")
+        for call, _ in calls:
+            if call.prompt_len:
+                conversation.prompts[prompt_digest(nodes[call.id].tokens()[: call.prompt_len])] += 1
+        conversation.held_bytes += tree.size
+
+    async def register(self, record: EngineRecord, key: str) -> None:
+        await self._engines.register(record, key)
+
+    async def remove(self, url: str) -> None:
+        await self._engines.remove(url)
+
+    async def close(self) -> None:
+        await self._engines.close()
+
+    async def _context(self) -> int:
+        engine_tokens = await self._engines.context_tokens(wait_s=self._wait_s)
+        return engine_tokens if self._context_tokens is None else min(engine_tokens, self._context_tokens)
+
+    def _prompt(self, asked: Asked, conversation: Conversation) -> _Prompt:
+        match asked.prompt:
+            case Chat(messages, tools):
+                plan = _tree(conversation).plan(messages, tools)
+                return _Prompt(plan.prompt, plan)
+            case Text(text):
+                ids = self._tokenizer.encode(text)
+            case Tokens(ids):
+                top = int(ids.max())
+                if top >= self._tokenizer.vocab_size:
+                    raise BadRequest(
+                        f"token id {top} is outside the vocabulary of {self._tokenizer.vocab_size}",
+                        param="prompt",
+                        code="invalid_value",
+                    )
+        return _Prompt(ids, conversation.recent.find(ids))
+
+    def _sampled(self, ticket: Ticket, prompt: _Prompt, sampling: Sampling, generation: Generation) -> Sampled:
+        asked, place = ticket.asked, prompt.place
+        message = self._message(asked, prompt.ids, generation.ids)
+        finish = generation.finish_reason
+        if message.tool_calls and finish is FinishReason.STOP:
+            finish = FinishReason.TOOL_CALLS
+        generation = replace(generation, finish_reason=finish)
+        answer = Answer(
+            id=ticket.call_id,
+            created=int(ticket.started_at),
+            model=asked.model,
+            fingerprint=_fingerprint(generation),
+            message=message,
+            finish_reason=finish,
+            prompt_tokens=len(prompt.ids),
+            completion_tokens=len(generation.ids),
+            logprobs=self._logprobs(generation) if asked.logprobs else None,
+        )
+        plan = place if isinstance(place, Plan) else None
+        return Sampled(
+            reply=ticket.dialect.reply(asked, answer),
+            generation=generation,
+            parent_id=_parent_id(place),
+            prefix_len=place.prefix_len,
+            suffix=place.suffix,
+            effective=effective(sampling, asked.requested),
+            remember=_remember(ticket, place, message, generation.ids),
+            fork=plan.fork if plan else None,
+            proposed_parent_id=plan.proposed_parent_id if plan else None,
+            fork_at=plan.fork_at if plan else None,
+        )
+
+    def _message(self, asked: Asked, prompt: Ids, sampled: Ids) -> Message:
+        """The reply as a message, cut before a stop string; tool calls get ids that nobody else has."""
+        if not isinstance(asked.prompt, Chat):
+            stopped = len(sampled) > 0 and int(sampled[-1]) in self._rendering.stop_token_ids
+            return Message(
+                "assistant", cut_text(self._tokenizer.decode(sampled[:-1] if stopped else sampled), asked.stop)
+            )
+        parsed = self._rendering.parse(sampled, asked.prompt.tools, prompt=prompt)
+        reasoning = cut_text(parsed.reasoning or "", asked.stop) or None
+        calls = tuple(ToolCall(new_tool_call_id(), name, arguments) for name, arguments in parsed.tool_calls)
+        return Message("assistant", cut_text(parsed.content, asked.stop), reasoning=reasoning, tool_calls=calls)
+
+    def _logprobs(self, generation: Generation) -> tuple[TokenLogprob, ...]:
+        entries = []
+        for token_id, logprob in zip(generation.ids.tolist(), generation.logprobs.tolist(), strict=False):
+            text = self._tokenizer.decode([token_id])
+            entries.append(TokenLogprob(text, None if "�" in text else text.encode("utf-8", "replace"), logprob))
+        return tuple(entries)
+
+
+def _tree(conversation: Conversation) -> Tree:
+    assert conversation.tree is not None, "a policy's conversations are made with a tree"
+    return conversation.tree
+
+
+def _parent_id(place: Plan | Delta) -> str | None:
+    if isinstance(place, Plan):
+        return place.parent_id
+    return place.parent.call_id if place.parent is not None else None
+
+
+def _remember(ticket: Ticket, place: Plan | Delta, message: Message, sampled: Ids) -> Callable[[], None]:
+    """What makes the call one that the next can go on from."""
+    asked, conversation = ticket.asked, ticket.conversation
+
+    def remember() -> None:
+        if isinstance(place, Delta):
+            conversation.recent.add(ticket.call_id, place, sampled)
+            conversation.held_bytes += sampled.nbytes + place.suffix.nbytes
+            return
+        assert isinstance(asked.prompt, Chat)
+        tree = _tree(conversation)
+        before = tree.size
+        tree.add(ticket.call_id, place, asked.prompt.messages, message, sampled, ordinal=ticket.ordinal)
+        conversation.held_bytes += tree.size - before
+
+    return remember
+
+
+def _fingerprint(generation: Generation) -> str:
+    """Names the policy version that sampled the last token."""
+    return f"policy-{generation.versions[-1].version}" if generation.versions else "policy"
+
+
+def _history(call: Call, bodies: CallBodies) -> tuple[Call, Sequence[Message], Sequence[ToolSpec], Message]:
+    """A recorded call with its messages, tools and reply, read back from the bodies."""
+    dialect = BY_NAME[call.dialect]
+    prompt = dialect.parse(json_object(bodies.request)).prompt
+    assert isinstance(prompt, Chat), "only chats are in the tree"
+    return call, prompt.messages, prompt.tools, dialect.message(json_object(bodies.reply))

@@ -1,0 +1,138 @@
+"""Listens for HTTP: a bind that is safe, uvicorn around the app, and an end with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import uvicorn
+
+from canter.config.tree import GatewayConfig
+from canter.errors import ConfigError
+from canter.gateway.app import App
+
+_BACKLOG = 2048
+_KEEP_ALIVE_S = 75  # longer than the pauses of a harness between two calls mostly are
+
+
+def check_bind(config: GatewayConfig) -> None:
+    """Raises `ConfigError` for plain HTTP beyond this machine, unless the settings insist."""
+    if bool(config.tls_cert) != bool(config.tls_key):
+        raise ConfigError("gateway.tls_cert and gateway.tls_key go together; set both or neither")
+    if _is_loopback(config.host) or config.tls_cert or config.insecure:
+        return
+    raise ConfigError(
+        f"gateway.host = {config.host!r} is reachable from other machines and keys would travel in the clear; set "
+        "gateway.tls_cert and gateway.tls_key, or gateway.insecure = true if the network itself is trusted"
+    )
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    app: App, config: GatewayConfig, *, port: int | None = None, uds: str | None = None, grace_s: float = 5.0
+) -> AsyncIterator[str]:
+    """Serves `app` for as long as the context is open; yields its base URL. `port` takes the place of `config.port`;
+    with `uds` it listens on that unix socket as well.
+
+    At the end it stops accepting, gives the requests in flight `grace_s` seconds, and closes. Raises `ConfigError`
+    where it must not or cannot bind.
+    """
+    check_bind(config)
+    sockets = [_bind(config.host, config.port if port is None else port)]
+    if uds is not None:
+        sockets.append(_bind_unix(uds))
+    host, bound = sockets[0].getsockname()[:2]
+    server = _Server(_settings(app, config, grace_s))
+    task = asyncio.create_task(server.serve(sockets))
+    try:
+        await server.ready.wait()
+        shown = f"[{host}]" if ":" in host else host
+        yield f"{'https' if config.tls_cert else 'http'}://{shown}:{bound}"
+        if task.done():
+            task.result()
+    finally:
+        server.should_exit = True
+        await asyncio.wait({task}, timeout=grace_s / 2)
+        await app.close()
+        await asyncio.wait({task}, timeout=grace_s)
+        task.cancel()
+        for sock in sockets:
+            sock.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers: the process that runs it has its own. `ready` is set once it
+    listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        finally:
+            self.ready.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _settings(app: App, config: GatewayConfig, grace_s: float) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        interface="asgi3",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        log_level="critical",  # the app logs what matters; a stream that is broken on purpose is no news
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(grace_s)),
+        ssl_certfile=config.tls_cert,
+        ssl_keyfile=config.tls_key,
+    )
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"the gateway cannot listen on {host}:{port}: {error.strerror}; pass gateway.port=0 to pick a free port"
+        ) from error
+    sock.setblocking(False)
+    return sock
+
+
+def _bind_unix(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(path)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"the gateway cannot listen on the unix socket {path}: {error.strerror}") from error
+    sock.setblocking(False)
+    return sock
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
