@@ -2,8 +2,9 @@
 
     L = 1/R · Σ_tokens weight · ( w · ppo(r, A) + kl · k3 − entropy · H )
 
-R is the number of rollouts of the batch. `weight` and `A` come from `canter.samples`; under `rollout_mean` the weights of
-a rollout's T_r trained tokens are 1/T_r each, which makes this the mean over rollouts of the mean over tokens.
+R is the number of rollouts of the batch. `weight` and `A` come from `canter.samples`; under `rollout_mean` the
+weights of a rollout's T_r trained tokens are 1/T_r each, which makes this the mean over rollouts of the mean over
+tokens.
 
 Three policies are at work (decoupled PPO: Hilton et al. 2021, arXiv:2110.00641):
 
@@ -11,12 +12,12 @@ Three policies are at work (decoupled PPO: Hilton et al. 2021, arXiv:2110.00641)
 * `π_old` is the trainer's policy at the start of the update;
 * `π` is the policy being updated.
 
-`r = π/π_old` is what PPO clips; `w = min(π_old/μ, cap)` corrects for what lies between sampling and this update: an older
-policy version, other kernels, other rounding. Neither term is asked to do the other's work.
+`r = π/π_old` is what PPO clips; `w = min(π_old/μ, cap)` corrects for what lies between sampling and this update: an
+older policy version, other kernels, other rounding. Neither term is asked to do the other's work.
 
-In the synchronous case with one epoch, `π` *is* `π_old`: no second forward pass is made, `π_old` is `π` held constant, so
-r = 1 in value (nothing is clipped) with the gradient ∇log π, and w is close to 1, off by what the engine and the trainer
-disagree. With several epochs, `π_old` is computed once before the first optimizer step.
+In the synchronous case with one epoch, `π` *is* `π_old`: no second forward pass is made, `π_old` is `π` held
+constant, so r = 1 in value (nothing is clipped) with the gradient ∇log π, and w is close to 1, off by what the engine
+and the trainer disagree. With several epochs, `π_old` is computed once before the first optimizer step.
 """
 
 from __future__ import annotations
@@ -42,9 +43,7 @@ class LossSettings:
 
     @classmethod
     def of(cls, config: TrainerConfig) -> LossSettings:
-        return cls(
-            config.clip_low, config.clip_high, config.dual_clip, config.tis_cap, config.kl, config.entropy
-        )
+        return cls(config.clip_low, config.clip_high, config.dual_clip, config.tis_cap, config.kl, config.entropy)
 
     @property
     def regularised(self) -> bool:
@@ -118,9 +117,9 @@ def token_loss(logprobs: Tensor, entropy: Tensor | None, tokens: Tokens, setting
 
 
 def ppo_loss(ratio: Tensor, advantage: Tensor, settings: LossSettings) -> Tensor:
-    """−min(r·A, clip(r, 1−ε_low, 1+ε_high)·A), the clipped surrogate of PPO (Schulman et al. 2017, arXiv:1707.06347) with
-    the asymmetric bounds of DAPO (Yu et al. 2025, arXiv:2503.14476). Where A < 0 the loss is at most −c·A, the dual clip of
-    Ye et al. 2020, arXiv:1912.09729."""
+    """−min(r·A, clip(r, 1−ε_low, 1+ε_high)·A), the clipped surrogate of PPO (Schulman et al. 2017, arXiv:1707.06347)
+    with the asymmetric bounds of DAPO (Yu et al. 2025, arXiv:2503.14476). Where A < 0 the loss is at most −c·A, the
+    dual clip of Ye et al. 2020, arXiv:1912.09729."""
     clipped = torch.clamp(ratio, 1 - settings.clip_low, 1 + settings.clip_high)
     loss = torch.maximum(-ratio * advantage, -clipped * advantage)
     if settings.dual_clip is None:
@@ -139,8 +138,8 @@ def is_clipped(ratio: Tensor, advantage: Tensor, settings: LossSettings) -> Tens
 
 def importance_weight(old: Tensor, behaviour: Tensor, cap: float | None) -> Tensor:
     """min(π_old/μ, cap) per token, without gradient: truncated importance sampling (Ionides 2008; for engines that
-    disagree with the trainer, Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training").
-    All ones where `cap` is None."""
+    disagree with the trainer, Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
+    training"). All ones where `cap` is None."""
     if cap is None:
         return torch.ones_like(old)
     return torch.exp(old - behaviour).clamp(max=cap).detach()

@@ -1,8 +1,8 @@
 """Prefix sharing: samples that begin alike are forwarded as one row, their common tokens once.
 
-The rollouts of a group start from the same prompt. Behind it, each completion is a branch: it sees the prompt and itself,
-and its positions go on from the prompt's end. Hidden states are the same as in a row of its own, so loss and gradient are
-those of plain rows, whatever lies in the shared part; only the work is less.
+The rollouts of a group start from the same prompt. Behind it, each completion is a branch: it sees the prompt and
+itself, and its positions go on from the prompt's end. Hidden states are the same as in a row of its own, so loss and
+gradient are those of plain rows, whatever lies in the shared part; only the work is less.
 
 The mask of such a row is dense, so attention costs twice that of a plain causal row of its length; `shared_rows` shares
 only where the whole is cheaper.
@@ -23,9 +23,9 @@ from canter.types import Ids, Sample
 def shared_rows(samples: Sequence[Sample], *, width: int, token_budget: int) -> list[Row]:
     """Rows that together score every trained token of the samples once.
 
-    Samples of one group are put in lexicographic order, so that those with a common beginning stand together, and each
-    joins the row before it where that is cheaper than a row of its own. `width` is the model's hidden size, by which work
-    on tokens is weighed against attention.
+    Samples of one group are put in lexicographic order, so that those with a common beginning stand together, and
+    each joins the row before it where that is cheaper than a row of its own. `width` is the model's hidden size, by
+    which work on tokens is weighed against attention.
     """
     rows: list[Row] = []
     for group in _groups(samples):
@@ -41,8 +41,8 @@ def shared_rows(samples: Sequence[Sample], *, width: int, token_budget: int) -> 
 
 
 def tree_mask(branches_BT: Tensor) -> Tensor:
-    """bool[B, 1, T, T], true where a query (third axis) may attend to a key (last axis): not later in the row, and in the
-    shared prefix or in its own branch. Padding (branch -1) sees padding, so that no row of the mask is empty."""
+    """bool[B, 1, T, T], true where a query (third axis) may attend to a key (last axis): not later in the row, and in
+    the shared prefix or in its own branch. Padding (branch -1) sees padding, so that no row of the mask is empty."""
     length = branches_BT.shape[1]
     order = torch.arange(length, device=branches_BT.device)
     causal = order[:, None] >= order[None, :]
@@ -84,8 +84,11 @@ def _cost(length: int, width: int, *, dense: bool) -> float:
 
 
 def _prefix(samples: Sequence[Sample], members: Sequence[int]) -> int:
-    """Common to all members; in lexicographic order, the first and the last differ soonest."""
-    return common_prefix(_needed(samples[members[0]]), _needed(samples[members[-1]])) if len(members) > 1 else 0
+    """The tokens that all members begin with; in lexicographic order, the first and the last differ soonest."""
+    if len(members) == 1:
+        return 0
+    shortest = min(len(_needed(samples[index])) for index in members)
+    return min(shortest, common_prefix(samples[members[0]].ids, samples[members[-1]].ids))
 
 
 def _shared_length(samples: Sequence[Sample], members: Sequence[int]) -> int:

@@ -1,7 +1,7 @@
 """How samples are laid out for the model: rows of tokens, and micro-batches of rows.
 
-A row is a shared prefix and the branches behind it: a token sees the prefix, and what comes before it in its own branch.
-A plain row has one branch and no prefix. Nothing here needs torch.
+A row is a shared prefix and the branches behind it: a token sees the prefix, and what comes before it in its own
+branch. A plain row has one branch and no prefix. Nothing here needs torch.
 """
 
 from __future__ import annotations
