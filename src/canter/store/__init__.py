@@ -172,8 +172,11 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
-def open_store(path: str | Path) -> Store:
-    """Opens or makes the SQLite store at `path`, as its only writer. Raises `StoreError`."""
-    from canter.store.sqlite import open_sqlite
+def open_store(path: str | Path, *, read_only: bool = False) -> Store:
+    """Opens or makes the SQLite store at `path` as its only writer, or opens one for reading beside its writer.
 
-    return open_sqlite(path)
+    Raises `StoreError`.
+    """
+    from canter.store.sqlite import open_sqlite, read_sqlite  # SQLAlchemy takes long to import
+
+    return read_sqlite(path) if read_only else open_sqlite(path)

@@ -33,7 +33,7 @@ from canter.store.rows import (
     version_of,
 )
 from canter.store.watch import Watch
-from canter.store.writer import Writer
+from canter.store.writer import ReadOnly, Writer
 from canter.types import (
     Attempt,
     Call,
@@ -57,7 +57,7 @@ _CHUNK = 500  # ids in one IN (…): databases bound the number of parameters
 class SqlStore:
     """Implements `Store`. `engine` is for reading and hands out connections in autocommit; `on_close` comes last."""
 
-    def __init__(self, engine: Engine, writer: Writer, watch: Watch, on_close: Callable[[], None]) -> None:
+    def __init__(self, engine: Engine, writer: Writer | ReadOnly, watch: Watch, on_close: Callable[[], None]) -> None:
         self._engine = engine
         self._writer = writer
         self._watch = watch
@@ -187,7 +187,7 @@ class SqlStore:
 
     async def key(self, secret: str) -> Key | None:
         hashed = digest(secret)
-        live = self._writer.ledger.live_keys.get(hashed)
+        live = self._writer.live_keys.get(hashed)
         if live is not None:
             return live
         row = self._now(lambda c: c.execute(select(t.keys).where(t.keys.c.hash == hashed)).mappings().one_or_none())
@@ -257,7 +257,7 @@ class SqlStore:
             return
         self._closed = True
         self._watch.close()
-        await asyncio.to_thread(self._writer.close)
+        await self._writer.close()
         await asyncio.to_thread(self._readers.shutdown)
         self._engine.dispose()
         self._on_close()

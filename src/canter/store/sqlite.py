@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
 from canter.errors import StoreError
 from canter.store.lock import WriterLock
-from canter.store.migrations import migrate
+from canter.store.migrations import migrate, require_newest
 from canter.store.sql import SqlStore
 from canter.store.transaction import Ledger
 from canter.store.watch import Watch
-from canter.store.writer import Writer
+from canter.store.writer import ReadOnly, Writer
 
 CACHE_BYTES = 64 * 2**20
 """Raw bodies kept in memory to store the next ones against."""
@@ -37,24 +40,55 @@ def open_sqlite(path: str | Path, *, cache_bytes: int = CACHE_BYTES) -> SqlStore
     lock = WriterLock(file)
     watch = Watch()
 
-    def open_ledger() -> Ledger:
-        engine = _engine(file, _WRITER_PRAGMAS, begin=True)
-        return Ledger(_prepared(engine), watch, cache_bytes, engine.dispose)
+    @contextmanager
+    def ledger() -> Iterator[Ledger]:
+        with _writing(file) as connection:
+            yield Ledger(connection, watch, cache_bytes)
 
     try:
-        writer = Writer(open_ledger)
-    except DBAPIError as error:
+        writer = Writer(ledger)
+    except (DBAPIError, StoreError) as error:
         lock.release()
-        raise StoreError(f"cannot open {file}: {error.orig}") from error
-    except BaseException:
-        lock.release()
-        raise
-    return SqlStore(_engine(file, _READER_PRAGMAS, begin=False), writer, watch, lock.release)
+        raise _explained(error, file) from error
+    return SqlStore(_engine(file, _READER_PRAGMAS), writer, watch, lock.release)
 
 
-def _engine(file: Path, pragmas: tuple[str, ...], *, begin: bool) -> Engine:
-    """With `begin`, transactions take the write lock when they start, so that they never have to upgrade a read one."""
-    engine = create_engine(f"sqlite:///{file}", connect_args={"timeout": 30}, pool_size=4)
+def read_sqlite(path: str | Path) -> SqlStore:
+    """Opens the store at `path` for reading, also while another process writes to it.
+
+    `events` answers at once with what there is: nothing here hears of commits. Raises `StoreError` where there is no
+    store of this version.
+    """
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise StoreError(f"there is no store at {file}")
+    engine = _engine(file, _READER_PRAGMAS)
+    try:
+        with engine.connect() as connection:
+            require_newest(connection)
+    except (DBAPIError, StoreError) as error:
+        engine.dispose()
+        raise _explained(error, file) from error
+    return SqlStore(engine, ReadOnly(str(file)), Watch(sys.maxsize), lambda: None)
+
+
+@contextmanager
+def _writing(file: Path) -> Iterator[Connection]:
+    """The write connection to a database of the newest schema; its transactions take the write lock when they begin."""
+    engine = _engine(file, _WRITER_PRAGMAS)
+    event.listen(engine, "begin", _begin_immediate)
+    try:
+        with engine.connect() as connection:
+            with connection.begin():
+                migrate(connection)
+            yield connection
+    finally:
+        engine.dispose()
+
+
+def _engine(file: Path, pragmas: tuple[str, ...]) -> Engine:
+    url = URL.create("sqlite", database=str(file))
+    engine = create_engine(url, paramstyle="named", connect_args={"timeout": 30}, pool_size=4)
 
     @event.listens_for(engine, "connect")
     def connected(connection: Any, _record: object) -> None:
@@ -62,23 +96,12 @@ def _engine(file: Path, pragmas: tuple[str, ...], *, begin: bool) -> Engine:
         for pragma in pragmas:
             connection.execute(f"PRAGMA {pragma}").close()
 
-    if begin:
-
-        @event.listens_for(engine, "begin")
-        def begun(connection: Connection) -> None:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
-
     return engine
 
 
-def _prepared(engine: Engine) -> Connection:
-    """A connection to a database of the newest schema."""
-    connection = engine.connect()
-    try:
-        with connection.begin():
-            migrate(connection)
-    except BaseException:
-        connection.close()
-        engine.dispose()
-        raise
-    return connection
+def _begin_immediate(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _explained(error: DBAPIError | StoreError, file: Path) -> StoreError:
+    return error if isinstance(error, StoreError) else StoreError(f"cannot open {file}: {error.orig}")

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -19,11 +20,14 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from canter.errors import CanterError, Refused, StoreError
+from canter.store import Key
 from canter.store.transaction import Ledger, Transaction
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+OpenLedger = Callable[[], AbstractContextManager[Ledger]]
 
 _GROUP = 256
 """Writes in one commit at most: bounds what is held in memory and the wait of the first."""
@@ -50,13 +54,28 @@ class _Write(Generic[T]):
             self.future.set_result(self.result)  # type: ignore[arg-type]
 
 
+class ReadOnly:
+    """Stands in for the writer of a store that is open for reading."""
+
+    live_keys: Mapping[bytes, Key] = {}
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+
+    async def submit(self, run: Callable[[Transaction], T], *, conflict: str = "") -> T:
+        raise StoreError(f"{self._store} is open for reading only; write through its gateway")
+
+    async def close(self) -> None:
+        """There is nothing to end."""
+
+
 class Writer:
-    """Owns `open_ledger()`, which is called in the writer's thread; `close` ends both.
+    """Owns `open_ledger()`, which is entered and left in the writer's thread; `close` ends both.
 
     `timeout_s` bounds the wait for a commit.
     """
 
-    def __init__(self, open_ledger: Callable[[], Ledger], *, timeout_s: float = 60) -> None:
+    def __init__(self, open_ledger: OpenLedger, *, timeout_s: float = 60) -> None:
         self._timeout_s = timeout_s
         self._queue: SimpleQueue[_Write[Any] | None] = SimpleQueue()
         self._closed = False
@@ -66,8 +85,9 @@ class Writer:
         self._ledger = opened.result()
 
     @property
-    def ledger(self) -> Ledger:
-        return self._ledger
+    def live_keys(self) -> Mapping[bytes, Key]:
+        """The keys that are not revoked, by hash."""
+        return self._ledger.live_keys
 
     async def submit(self, run: Callable[[Transaction], T], *, conflict: str = "") -> T:
         """Runs a write and returns its result once it is committed.
@@ -76,7 +96,7 @@ class Writer:
         where it could not be committed.
         """
         if self._closed:
-            raise StoreError("the store is closed")
+            raise StoreError("the store is closed; nothing can be written any more")
         loop = asyncio.get_running_loop()
         write = _Write(run, conflict, loop, loop.create_future())
         self._queue.put(write)
@@ -89,28 +109,26 @@ class Writer:
             ) from None
         return result
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Commits what was submitted and ends the thread."""
         if not self._closed:
             self._closed = True
             self._queue.put(None)
-            self._thread.join()
+        await asyncio.to_thread(self._thread.join)
 
     # -- in the writer's thread --
 
-    def _run(self, open_ledger: Callable[[], Ledger], opened: Future[Ledger]) -> None:
+    def _run(self, open_ledger: OpenLedger, opened: Future[Ledger]) -> None:
         try:
-            ledger = open_ledger()
-        except BaseException as error:  # whoever made the writer raises it
-            opened.set_exception(error)
-            return
-        opened.set_result(ledger)
-        try:
-            while group := self._take():
-                self._commit(ledger, group)
-                _answer(group)
-        finally:
-            ledger.close()
+            with open_ledger() as ledger:
+                opened.set_result(ledger)
+                while group := self._take():
+                    self._commit(ledger, group)
+                    _answer(group)
+        except BaseException as error:
+            if opened.done():
+                raise
+            opened.set_exception(error)  # whoever makes the writer raises it
 
     def _take(self) -> list[_Write[Any]]:
         """Waits for a write and takes those that have queued up behind it; nothing at the end."""
