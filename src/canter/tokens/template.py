@@ -7,8 +7,8 @@ across (tried for each closing token), so that the suffix may be encoded by itse
 
 A full render costs time in proportion to the conversation, so a long one is cut to a window: the system messages, a
 stand-in for the first user message, and everything from the assistant turn before the last reply on. That a window
-gives the same suffix is proven on the whole conversation the first time a shape of turn is seen, and again whenever
-the number of turns reaches a power of two (linear in sum). A template that fails the test once is never windowed again.
+gives the same suffix is proven on the whole conversation the first time a shape of turn is seen, and again after every
+further quarter to eighth of the turns (linear in sum). A template that fails once is rendered whole from then on.
 Whatever happens here, recorded ids stay what the engine saw; only how faithful a prompt is depends on it.
 """
 
@@ -34,6 +34,7 @@ _STAND_IN = Message("user", "canter5d1fuser")
 _SHORT = 12
 """Conversations of up to so many messages are rendered whole."""
 _KEPT_TOOLS = 16
+_KEPT_SHAPES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +111,14 @@ class TemplateRendering:
             self._local = False
             return self._read(messages, tools, at)
         shape = (bool(tools), cut[0].role, *((m.role, bool(m.tool_calls), m.reasoning is None) for m in cut))
-        turns = sum(m.role == "assistant" for m in messages[: at + 1])
-        if shape in self._proven and turns & (turns - 1):
+        if shape in self._proven and not _is_due(sum(m.role == "assistant" for m in messages[: at + 1])):
             return found
         whole = self._read(messages, tools, at)
         if whole != found:
             self._local = False
             logger.warning("the chat template of %s depends on earlier turns; rendering it whole", self.tokenizer.name)
+        if len(self._proven) >= _KEPT_SHAPES:
+            self._proven.clear()
         self._proven.add(shape)
         return whole
 
@@ -207,6 +209,11 @@ class TemplateRendering:
         text = self.tokenizer.decode(sampled)
         opened = self._opens_reasoning(prompt) or text.lstrip().startswith("<think>")
         return opened and "</think>" not in text
+
+
+def _is_due(turns: int) -> bool:
+    """Whether a conversation of so many turns is proven again: four to eight times while it doubles."""
+    return turns % (1 << max(0, turns.bit_length() - 3)) == 0
 
 
 def _has_reasoning(reply: Message) -> bool:

@@ -9,7 +9,7 @@ can be bridged the messages are rendered whole, and the call forks unless the re
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from canter.tokens.causes import Proposal, message_cause, token_cause
 from canter.tokens.messages import Message, ToolSpec, exact_key, is_issued, match_key, tools_key
 from canter.tokens.rendering import Rendering
 from canter.tokens.trie import EDGE_BYTES, Node, Trie
-from canter.types import NO_IDS, Call, ForkCause, Ids
+from canter.types import Call, ForkCause, Ids
 
 _QUOTABLE = 64
 """So many of the latest replies are looked for as quoted summaries when a call forks."""
@@ -47,12 +47,12 @@ class Plan:
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """A recorded call. `length` counts the tokens of prompt and reply together."""
+    """A recorded call. Its prompt is the whole of `parent` and `suffix`; one that forked is kept whole, so that what it
+    forked from may be forgotten. `length` counts the tokens of prompt and reply together."""
 
     id: str
     ordinal: int
     parent: _Turn | None
-    prefix_len: int
     suffix: Ids
     sampled: Ids
     reply: Message
@@ -60,10 +60,10 @@ class _Turn:
     prompt: Node
     answer: Node
     children: int = 0
+    prompt_len: int = field(init=False)
 
-    @property
-    def prompt_len(self) -> int:
-        return self.prefix_len + len(self.suffix)
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.suffix) + (self.parent.length if self.parent is not None else 0)
 
     @property
     def length(self) -> int:
@@ -148,29 +148,35 @@ class Tree:
         """Records a finished call, so that later ones can extend it. `reply` is the message as the gateway sent it,
         with the ids it issued; `ordinal` is the call's place in the order of arrival (`Call.ordinal`)."""
         parent = None if plan.parent_id is None else self._turns.get(plan.parent_id)
-        prefix_len, suffix = (0, plan.prompt) if parent is None else (plan.prefix_len, plan.suffix.copy())
+        if parent is None or plan.prefix_len < parent.length:
+            parent, suffix = None, plan.prompt
+        else:
+            suffix = plan.suffix.copy()
         prompt, answer = self._histories(messages, plan.message_keys, reply)
-        self._keep(_Turn(call_id, ordinal, parent, prefix_len, suffix, sampled, reply, plan.tools, prompt, answer))
+        self._keep(_Turn(call_id, ordinal, parent, suffix, sampled, reply, plan.tools, prompt, answer))
         self._shrink()
 
     def restore(self, rows: Iterable[tuple[Call, Sequence[Message], Sequence[ToolSpec], Message]]) -> None:
         """Records stored calls with the messages and tools of their requests and their replies, in any order.
 
-        Give all calls that were added before: a tree so restored plans as the first one did. Raises `NotFound` where a
-        parent is missing.
+        Give all calls that were added before, at once or in order of ordinal: a tree so restored plans as the first one
+        did. Nothing is forgotten before the next `add`. Raises `NotFound` where a parent is missing.
         """
         for call, messages, tools, reply in sorted(rows, key=lambda row: row[0].ordinal):
             if call.parent_id is not None and call.parent_id not in self._turns:
                 raise NotFound(f"call {call.id} was stored as a delta to {call.parent_id}, which is not given")
             parent = None if call.parent_id is None else self._turns[call.parent_id]
+            suffix = call.suffix
+            if parent is not None and call.prefix_len < parent.length:
+                suffix = np.concatenate([_tokens(parent)[: call.prefix_len], suffix])
+                parent = None
             prompt, answer = self._histories(messages, [exact_key(m) for m in messages], reply)
             self._keep(
                 _Turn(
                     id=call.id,
                     ordinal=call.ordinal,
                     parent=parent,
-                    prefix_len=call.prefix_len,
-                    suffix=call.suffix,
+                    suffix=suffix,
                     sampled=call.sampled,
                     reply=reply,
                     tools=tools_key(tools),
@@ -178,7 +184,6 @@ class Tree:
                     answer=answer,
                 )
             )
-        self._shrink()
 
     # -- finding the parent --
 
@@ -348,15 +353,10 @@ def _tokens(turn: _Turn) -> Ids:
     """Prompt and reply of a call, put together from the deltas."""
     pieces: list[Ids] = []
     at: _Turn | None = turn
-    need = turn.length
-    while at is not None and need > 0:
-        own = need - at.prefix_len
-        if own > 0:
-            pieces.append(at.sampled[: max(0, own - len(at.suffix))])
-            pieces.append(at.suffix[:own])
-            need = at.prefix_len
+    while at is not None:
+        pieces += (at.sampled, at.suffix)
         at = at.parent
-    return np.concatenate(pieces[::-1]) if pieces else NO_IDS
+    return np.concatenate(pieces[::-1])
 
 
 def _common(left: Ids, right: Ids) -> int:
