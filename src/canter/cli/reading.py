@@ -27,11 +27,11 @@ def read(run: RunFolder, work: Callable[[Store], Awaitable[T]]) -> T:
 
 @contextlib.asynccontextmanager
 async def store_of(run: RunFolder) -> AsyncIterator[Store]:
-    from canter.store.sqlite import open_store
+    from canter.store import open_store
 
     if not run.store.is_file():
         raise NotFound(f"{run.path} has no store yet; the run has not started")
-    store = await open_store(run.store, read_only=True)
+    store = open_store(run.store, read_only=True)
     try:
         yield store
     finally:

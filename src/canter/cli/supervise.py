@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,11 +52,12 @@ class Supervisor:
     model: Path | None
     children: dict[str, Child] = field(default_factory=dict)
     gateway: dict[str, Any] = field(default_factory=dict)
-    """What the gateway said at its start: `url`, `controller` and `trainer` keys, `admin` at the very first start."""
+    """What the gateway said at its start: `url`, `port`, and the keys it was asked for."""
 
-    async def start_gateway(self) -> None:
+    async def start_gateway(self, keys: Sequence[str] = ()) -> None:
+        """Starts it, on its old port if it had one; `keys` names the processes that need a fresh key."""
         port = self.gateway.get("port") or self.config.gateway.port
-        child = await self._spawn("gateway", {"port": port, "issue": not self.gateway}, stdout=asyncio.subprocess.PIPE)
+        child = await self._spawn("gateway", {"port": port, "issue": list(keys)}, stdout=asyncio.subprocess.PIPE)
         stdout = child.process.stdout
         assert stdout is not None
         try:
@@ -142,12 +143,12 @@ class Supervisor:
 
 
 @contextlib.asynccontextmanager
-async def supervised(run: RunFolder) -> AsyncIterator[Supervisor]:
+async def supervised(run: RunFolder, keys: Sequence[str]) -> AsyncIterator[Supervisor]:
     """A running gateway and controller; stops trainer, controller and gateway, in this order, at the end."""
     config = load_run(run)
     supervisor = Supervisor(run, config, await asyncio.to_thread(model_folder, config))
     try:
-        await supervisor.start_gateway()
+        await supervisor.start_gateway(keys)
         await supervisor.start("controller")
         yield supervisor
     finally:
@@ -156,7 +157,7 @@ async def supervised(run: RunFolder) -> AsyncIterator[Supervisor]:
 
 
 async def train(run: RunFolder) -> int:
-    async with interruptible(), supervised(run) as supervisor:
+    async with interruptible(), supervised(run, ("controller", "trainer")) as supervisor:
         await supervisor.start("trainer")
         code = await supervisor.watch(until="trainer")
     if code == 0:
@@ -169,7 +170,7 @@ async def train(run: RunFolder) -> int:
 
 
 async def serve(run: RunFolder) -> int:
-    async with interruptible(), supervised(run) as supervisor:
+    async with interruptible(), supervised(run, ("controller", "admin")) as supervisor:
         click.echo(f"gateway: {supervisor.gateway['url']}")
         if admin := supervisor.gateway.get("admin"):
             click.echo(f"admin key (shown this once): {admin}")
