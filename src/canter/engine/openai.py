@@ -20,6 +20,7 @@ from canter.types import NO_IDS, NO_LOGPROBS, FinishReason, Generation, Ids, Log
 
 Route = Literal["/chat/completions", "/completions"]
 
+_PROMPT_IDS = b'"prompt_token_ids":['
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "tool_calls": FinishReason.TOOL_CALLS}
 
 
@@ -68,7 +69,7 @@ class OpenAIEngine:
         if status != 200:
             raise _refusal(status, data, retry_after, self.url)
         try:
-            return _completion(orjson.loads(data), version)
+            return read_completion(data, version)
         except (orjson.JSONDecodeError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
             raise EngineError(f"{self.url}{route} answered no completion: {type(error).__name__}: {error}") from error
 
@@ -91,14 +92,36 @@ class OpenAIEngine:
             raise EngineUnavailable(f"{self.url} is not reachable: {error or type(error).__name__}") from error
 
 
-def _completion(reply: dict[str, Any], version: int | None) -> Completion:
+def read_completion(data: bytes, version: int | None) -> Completion:
     """Takes the ids and logprobs out of a reply. Raises KeyError, TypeError and the like on anything malformed."""
+    prompt, rest = _cut_prompt_ids(data)
+    reply: dict[str, Any] = orjson.loads(rest)
     choice = reply["choices"][0]
-    prompt = _ids(reply.pop("prompt_token_ids", None) or choice.pop("prompt_token_ids", None))
+    others = [of.pop("prompt_token_ids", None) for of in (reply, choice)]
+    if prompt is None:
+        prompt = _ids(others[0] or others[1])
     sampled = _ids(choice.pop("token_ids", None))
     finish = _FINISH.get(choice.get("finish_reason") or "stop", FinishReason.STOP)
     spans = () if version is None else (VersionSpan(version, 0, len(sampled)),)
     return Completion(reply, prompt, Generation(sampled, _logprobs(choice.get("logprobs")), finish, spans))
+
+
+def _cut_prompt_ids(data: bytes) -> tuple[Ids | None, bytes]:
+    """The prompt's ids and the JSON without them; `None` and the JSON as it is where they cannot be told apart.
+
+    Tens of thousands of numbers are most of a reply: read in one go they cost half of what JSON costs. The name with
+    its quotes cannot be part of a string, where quotes are escaped.
+    """
+    start = data.find(_PROMPT_IDS)
+    end = data.find(b"]", start)
+    if start < 0 or end < 0:
+        return None, data
+    start += len(_PROMPT_IDS)
+    numbers = data[start:end]
+    if numbers.translate(None, b"0123456789,"):
+        return None, data
+    ids = np.fromstring(numbers.decode("ascii"), np.int32, sep=",")
+    return ids, data[:start] + data[end:]
 
 
 def _ids(values: list[int] | None) -> Ids:

@@ -25,7 +25,8 @@ class Conversation:
     """The calls of one attempt.
 
     `tree` finds the parent of a list of messages, `recent` that of a prompt that comes as ids; `prompts` counts how
-    often each prompt was sent (see `sampling.call_seed`). `users` counts the calls in flight.
+    often each prompt was sent (see `sampling.call_seed`). `users` counts the calls in flight; `held_bytes` is roughly
+    what is held, `counted_bytes` what of it `Conversations` has counted.
     """
 
     ref: AttemptRef
@@ -37,6 +38,7 @@ class Conversation:
     prompts: Counter[bytes] = field(default_factory=Counter)
     users: int = 0
     held_bytes: int = _EMPTY_BYTES
+    counted_bytes: int = 0
 
     def take_ordinal(self) -> int:
         """The number of the next call, by arrival."""
@@ -56,6 +58,7 @@ class Conversations:
         self._recall = recall
         self._max_bytes = max_bytes
         self._held: OrderedDict[AttemptRef, asyncio.Future[Conversation]] = OrderedDict()
+        self._held_bytes = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -69,13 +72,15 @@ class Conversations:
             yield conversation
         finally:
             conversation.users -= 1
-            self._evict()
+            self._count(conversation)
+            if self._held_bytes > self._max_bytes:
+                self._evict()
 
     def forget(self, ref: AttemptRef) -> None:
         """Drops an attempt that has ended (one that is in use goes when it is the oldest)."""
         held = self._held.get(ref)
         if held is not None and _idle(held):
-            del self._held[ref]
+            self._drop(ref, held.result())
 
     async def _get(self, ref: AttemptRef) -> Conversation:
         held = self._held.get(ref)
@@ -102,18 +107,21 @@ class Conversations:
 
     def _evict(self) -> None:
         """Forgets idle conversations, the longest unused first, until the rest fits."""
-        held = sum(future.result().held_bytes for future in self._held.values() if _loaded(future))
         for ref, future in list(self._held.items()):
-            if held <= self._max_bytes:
+            if self._held_bytes <= self._max_bytes:
                 return
             if _idle(future):
-                held -= future.result().held_bytes
-                del self._held[ref]
+                self._drop(ref, future.result())
 
+    def _count(self, conversation: Conversation) -> None:
+        self._held_bytes += conversation.held_bytes - conversation.counted_bytes
+        conversation.counted_bytes = conversation.held_bytes
 
-def _loaded(held: asyncio.Future[Conversation]) -> bool:
-    return held.done() and not held.cancelled() and held.exception() is None
+    def _drop(self, ref: AttemptRef, conversation: Conversation) -> None:
+        self._held_bytes -= conversation.counted_bytes
+        del self._held[ref]
 
 
 def _idle(held: asyncio.Future[Conversation]) -> bool:
-    return _loaded(held) and held.result().users == 0
+    loaded = held.done() and not held.cancelled() and held.exception() is None
+    return loaded and held.result().users == 0

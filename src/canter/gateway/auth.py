@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from canter.errors import Forbidden, Refused, Unauthorized
 from canter.gateway.http import Request
@@ -12,8 +12,7 @@ from canter.types import KeyKind
 SERVICE = (KeyKind.SERVICE, KeyKind.ADMIN)
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptRef:
+class AttemptRef(NamedTuple):
     """Names one attempt of one rollout."""
 
     rollout_id: str

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from canter.gateway.dialects import Dialect
 from canter.gateway.dialects.canonical import Asked
 from canter.gateway.engines import Running
 from canter.gateway.gate import Gate
-from canter.gateway.http import HttpError
+from canter.gateway.http import HttpError, new_id
 from canter.gateway.replay import Flight, Flights
 from canter.gateway.sampling import request_digest
 from canter.gateway.source import Sampled, Source, Ticket
@@ -116,7 +115,7 @@ class ModelCalls:
         flight: Flight[Finished],
     ) -> Finished:
         async with self._conversations.use(ref) as conversation:
-            call_id = f"chatcmpl-{secrets.token_hex(12)}"
+            call_id = new_id(dialect.id_prefix)
             running = Running(call_id)
             flight.abort = running.abort
             ticket = Ticket(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +23,8 @@ class Node:
     def __len__(self) -> int:
         return self.prefix_len + len(self.tail)
 
-    def tokens(self) -> Ids:
-        """All tokens, put together from the chain of parents."""
+    def parts(self) -> list[Ids]:
+        """All tokens, in pieces that lie in the chain of parents."""
         parts: list[Ids] = []
         node: Node | None = self
         end = len(self)
@@ -33,7 +33,22 @@ class Node:
                 parts.append(node.tail[: end - node.prefix_len])
                 end = node.prefix_len
             node = node.parent
-        return np.concatenate(parts[::-1]) if parts else NO_IDS
+        return parts[::-1]
+
+    def tokens(self) -> Ids:
+        """All tokens in one array."""
+        parts = self.parts()
+        return np.concatenate(parts) if parts else NO_IDS
+
+    def shared_with(self, prompt: Ids) -> int:
+        """Length of the longest common prefix."""
+        at = 0
+        for part in self.parts():
+            same = common_prefix(part, prompt[at:])
+            at += same
+            if same < len(part):
+                break
+        return at
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +69,12 @@ class Recent:
     def __init__(self, keep: int = 8) -> None:
         self._keep = keep
         self._nodes: OrderedDict[str, Node] = OrderedDict()
-        self._last: tuple[Node, Ids] | None = None
 
     def find(self, prompt: Ids) -> Delta:
         """`prompt` against the recent calls: one that it extends whole, else the one with the longest common prefix."""
         best, best_len = None, 0
         for node in reversed(self._nodes.values()):
-            common = common_prefix(self._tokens(node), prompt)
+            common = node.shared_with(prompt)
             whole = common == len(node)
             if common and (whole or common > best_len):
                 best, best_len = node, common
@@ -84,12 +98,6 @@ class Recent:
         """Takes the last of these as the recent calls."""
         self._nodes = OrderedDict((node.call_id, node) for node in list(nodes)[-self._keep :])
 
-    def _tokens(self, node: Node) -> Ids:
-        """The node's tokens; those of the one that was asked for last are kept."""
-        if self._last is None or self._last[0] is not node:
-            self._last = (node, node.tokens())
-        return self._last[1]
-
 
 def nodes_of(calls: Iterable[Call]) -> dict[str, Node]:
     """Recorded calls, in their order, as nodes by id. A call whose parent is not among them is left out."""
@@ -102,8 +110,11 @@ def nodes_of(calls: Iterable[Call]) -> dict[str, Node]:
     return nodes
 
 
-def common_prefix(a: Ids | Sequence[int], b: Ids | Sequence[int]) -> int:
+def common_prefix(a: Ids, b: Ids) -> int:
     """Length of the longest common prefix."""
     n = min(len(a), len(b))
-    different = np.flatnonzero(np.not_equal(a[:n], b[:n]))
-    return int(different[0]) if len(different) else n
+    if n == 0:
+        return 0
+    differs = a[:n] != b[:n]
+    first = int(differs.argmax())
+    return first if differs[first] else n

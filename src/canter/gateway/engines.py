@@ -50,10 +50,11 @@ class Running:
 
 
 class Engines:
-    """The engines that are registered now; their keys are held in memory only."""
+    """The engines that are registered now; their keys are held in memory only. `timeout_s` bounds one generation."""
 
-    def __init__(self, connect: Connect) -> None:
+    def __init__(self, connect: Connect, *, timeout_s: float = 600) -> None:
         self._connect = connect
+        self._timeout_s = timeout_s
         self._slots: dict[str, _Slot] = {}
         self._changed = asyncio.Condition()
 
@@ -91,7 +92,8 @@ class Engines:
             running.engine, running.request_id = slot.engine, f"{running.id}.{number}"
             slot.running += 1
             try:
-                generation = await slot.engine.generate(prompt, sampling, request_id=running.request_id)
+                async with asyncio.timeout(self._timeout_s):
+                    generation = await slot.engine.generate(prompt, sampling, request_id=running.request_id)
                 if generation.finish_reason is FinishReason.ABORT and not running.aborted:
                     raise EngineError("it ended the generation although nobody had asked for that")
                 return generation
@@ -99,11 +101,12 @@ class Engines:
                 self._lost(slot, error)
                 if loop.time() - began > _DOWN_S:  # it did sample for a while: the wait for another one starts anew
                     deadline = loop.time() + wait_s
-            except EngineError as error:
+            except (EngineError, TimeoutError) as error:
                 failures += 1
-                logger.warning("engine %s failed a request (%d of %d): %s", slot.record.url, failures, _TRIES, error)
+                why = str(error) or f"no reply within {self._timeout_s:g} s"
+                logger.warning("engine %s failed a request (%d of %d): %s", slot.record.url, failures, _TRIES, why)
                 if failures >= _TRIES:
-                    raise
+                    raise EngineError(f"engine {slot.record.url}: {why}") from error
             finally:
                 slot.running -= 1
                 running.engine = None

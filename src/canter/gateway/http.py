@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -18,6 +19,15 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = b"application/json"
+
+
+_PROCESS = secrets.token_hex(8)
+_NUMBERS = itertools.count()
+
+
+def new_id(prefix: str) -> str:
+    """An id that no other request of this or any other process has."""
+    return f"{prefix}{_PROCESS}{next(_NUMBERS):08x}"
 
 
 class HttpError(CanterError):
@@ -59,7 +69,7 @@ class Request:
         self.raw_path: bytes = scope.get("raw_path") or self.path.encode()
         self.query_string: bytes = scope["query_string"]
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.id = f"req_{secrets.token_hex(12)}"
+        self.id = new_id("req_")
         self._receive = receive
         self._send = send
         self._started = False

@@ -90,6 +90,6 @@ def _headers(error: CanterError, status: int) -> tuple[tuple[bytes, bytes], ...]
         headers["www-authenticate"] = "Bearer"
     if status == 409:
         headers["x-should-retry"] = "false"  # OpenAI's client retries a 409 otherwise
-    if status in (408, 413):
+    if status == 408:
         headers["connection"] = "close"  # the rest of the body is not read
     return tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items())

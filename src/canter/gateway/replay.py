@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from typing import Any, Generic, TypeVar
 
 from canter.errors import CanterError
 
@@ -43,13 +43,13 @@ class Flights(Generic[T]):
     def __len__(self) -> int:
         return len(self._flights)
 
-    def board(self, key: Hashable, run: Callable[[Flight[T]], Awaitable[T]]) -> Flight[T]:
+    def board(self, key: Hashable, run: Callable[[Flight[T]], Coroutine[Any, Any, T]]) -> Flight[T]:
         """The flight for `key`: the one on its way or undelivered, else a new one that `run` answers. Pair with
         `delivered` or `leave`."""
         flight = self._flights.get(key)
         if flight is None or _failed(flight):
             flight = Flight()
-            flight.task = asyncio.create_task(self._fly(flight, run))
+            flight.task = asyncio.create_task(run(flight))
             self._flights[key] = flight
         flight.waiting += 1
         return flight
@@ -69,8 +69,8 @@ class Flights(Generic[T]):
             self._abandon(flight)
         elif _failed(flight):
             self._forget(key, flight)
-        else:
-            self._flights.move_to_end(key) if key in self._flights else None
+        elif key in self._flights:
+            self._flights.move_to_end(key)
             self._trim()
 
     async def close(self) -> None:
@@ -79,9 +79,6 @@ class Flights(Generic[T]):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _fly(self, flight: Flight[T], run: Callable[[Flight[T]], Awaitable[T]]) -> T:
-        return await run(flight)
 
     def _forget(self, key: Hashable, flight: Flight[T]) -> None:
         if self._flights.get(key) is flight:

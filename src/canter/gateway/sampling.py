@@ -108,7 +108,7 @@ def prompt_digest(prompt: Ids) -> bytes:
 
 def request_digest(body: Mapping[str, Any]) -> bytes:
     """Names a request's JSON, whatever the order of its members."""
-    return hashlib.blake2b(orjson.dumps(body, option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
+    return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).digest()
 
 
 def call_seed(rollout_seed: int, prompt: bytes, earlier: int) -> int:

@@ -92,6 +92,7 @@ def _settings(app: App, config: GatewayConfig, grace_s: float) -> uvicorn.Config
         access_log=False,
         log_config=None,
         log_level="critical",  # the app logs what matters; a stream that is broken on purpose is no news
+        proxy_headers=False,
         server_header=False,
         backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_S,

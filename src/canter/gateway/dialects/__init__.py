@@ -18,6 +18,8 @@ class Dialect(Protocol):
     """One wire format. Methods are pure."""
 
     name: str
+    id_prefix: str
+    """What the ids of its replies begin with."""
     shape: Shape
     """How its errors look."""
     keep_alive: bytes

@@ -30,6 +30,7 @@ class ChatCompletions:
     """`POST /v1/chat/completions`."""
 
     name = "chat"
+    id_prefix = "chatcmpl-"
     shape: Shape = "openai"
     keep_alive = b": keep-alive\n\n"
 

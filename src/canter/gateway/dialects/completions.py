@@ -22,6 +22,7 @@ class Completions:
     """`POST /v1/completions`."""
 
     name = "completions"
+    id_prefix = "cmpl-"
     shape: Shape = "openai"
     keep_alive = b": keep-alive\n\n"
 
