@@ -15,11 +15,11 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from canter.controller.exit import Exit
 from canter.controller.keeper import EXIT_FILE, KEEPER_FILE
@@ -47,16 +47,28 @@ def attempt_folder(run: Path, rollout_id: str, attempt: int) -> Path:
     return run / "attempts" / name / str(attempt)
 
 
+def attempts(run: Path) -> Iterator[tuple[str, int]]:
+    """The rollouts and attempts that have a folder."""
+    for name in _names(run / "attempts"):
+        for number in _names(run / "attempts" / name):
+            if number.isdigit():
+                yield unquote(name), int(number)
+
+
 def grading_folder(attempt: Path, grading: int) -> Path:
     return attempt / "grading" / str(grading)
 
 
 def gradings(attempt: Path) -> int:
     """The number of the last run of the grader, 0 before the first."""
+    return max((int(name) for name in _names(attempt / "grading") if name.isdigit()), default=0)
+
+
+def _names(folder: Path) -> list[str]:
     try:
-        return max((int(name) for name in os.listdir(attempt / "grading") if name.isdigit()), default=0)
+        return os.listdir(folder)
     except FileNotFoundError:
-        return 0
+        return []
 
 
 def prepare(folder: Path, task: Mapping[str, Any], files: Mapping[str, Path]) -> None:

@@ -162,7 +162,7 @@ class Controller:
     # -- watching the store --
 
     async def _catch_up(self) -> int:
-        """Reads what is wanted; returns the number of the last event from before that."""
+        """Reads what is wanted and who still runs; returns the number of the last event from before that."""
         after = 0
         while events := await self._patiently(partial(self._client.events, after, limit=PAGE)):
             after = events[-1].seq
@@ -171,6 +171,9 @@ class Controller:
             for rollout in page:
                 self._take(rollout)
             last = page[-1].id
+        for left in self._runner.survivors():
+            log.info("attempt %d of rollout %s still runs: adopted", left.attempt, left.rollout_id)
+            self._keep(left.rollout_id, Seen(left.attempt, left.grading), left.process)
         return after
 
     async def _follow(self, after: int) -> None:
@@ -294,7 +297,6 @@ class Controller:
     def _adopt(self, rollout_id: str, attempt: int) -> None:
         grading, found = self._runner.find(rollout_id, attempt)
         if isinstance(found, Process):
-            log.info("adopted attempt %d of rollout %s", attempt, rollout_id)
             self._keep(rollout_id, Seen(attempt, grading), found)
         else:
             self._board.seen[rollout_id] = Seen(attempt, grading, found)

@@ -8,7 +8,7 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,16 @@ class Launched:
     record: Mapping[str, Any]
     pending: Pending
     grading: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    """A process that a controller that died has left: the harness (`grading` 0) or grader of an attempt."""
+
+    rollout_id: str
+    attempt: int
+    grading: int
+    process: Process
 
 
 class ProcessRunner:
@@ -202,10 +212,20 @@ class ProcessRunner:
     def find(self, rollout_id: str, attempt: int) -> tuple[int, Process | Exit]:
         """What a controller that died has left of an attempt: the number of the last run of its grader (0: the harness)
         and its live process, or how that ended."""
+        grading, folder = self._last(rollout_id, attempt)
+        return grading, Process.find(folder) or read_exit(folder)
+
+    def survivors(self) -> Iterator[Survivor]:
+        """Every live process of this run folder, whatever the store wants of its rollout by now."""
+        for rollout_id, attempt in folders.attempts(self._run):
+            grading, folder = self._last(rollout_id, attempt)
+            if (process := Process.find(folder)) is not None:
+                yield Survivor(rollout_id, attempt, grading, process)
+
+    def _last(self, rollout_id: str, attempt: int) -> tuple[int, Path]:
         folder = folders.attempt_folder(self._run, rollout_id, attempt)
         grading = folders.gradings(folder)
-        last = folders.grading_folder(folder, grading) if grading else folder
-        return grading, Process.find(last) or read_exit(last)
+        return grading, folders.grading_folder(folder, grading) if grading else folder
 
     async def tidy(self, rollout_id: str, attempt: int, *, scored: bool) -> None:
         """Forgets the grader's key and removes the folder, unless `runner.keep_dirs` wants it."""
@@ -229,17 +249,19 @@ def read_exit(folder: Path) -> Exit:
 
 
 @contextlib.asynccontextmanager
-async def process_runner(config: Config, run: Path, gateway: str) -> AsyncIterator[ProcessRunner]:
+async def process_runner(
+    config: Config, run: Path, gateway: str, *, lock_s: float = LOCK_S
+) -> AsyncIterator[ProcessRunner]:
     """The runner of a run folder, which only one controller may have. At the end its launchers end; harnesses go on.
 
-    Raises ConfigError and LaunchError.
+    Raises ConfigError and LaunchError, the latter also where another controller has the folder after `lock_s`.
     """
     run = run.resolve()
     private = run / "control"
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(private / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        await _take(lock, private / "lock")
+        await _take(lock, private / "lock", lock_s)
         runner = ProcessRunner(config, run, gateway.rstrip("/"), recipe(config), lock)
         try:
             await runner.start()
@@ -250,10 +272,10 @@ async def process_runner(config: Config, run: Path, gateway: str) -> AsyncIterat
         os.close(lock)
 
 
-async def _take(lock: int, file: Path) -> None:
+async def _take(lock: int, file: Path, lock_s: float) -> None:
     """Takes the run's lock. Launchers of a dead controller hold it until none of their forks can start anything more,
     so whoever has it sees all that was ever started."""
-    deadline = time.monotonic() + LOCK_S
+    deadline = time.monotonic() + lock_s
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
