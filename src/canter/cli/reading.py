@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from canter.errors import NotFound
 from canter.runs import RunFolder
@@ -38,7 +38,13 @@ async def store_of(run: RunFolder) -> AsyncIterator[Store]:
         await store.close()
 
 
-async def all_rollouts(store: Store) -> list[Rollout]:
+class Paged(Protocol):
+    """A `Store`, or the `Client` of one."""
+
+    async def rollouts(self, *, after: str | None = None) -> list[Rollout]: ...
+
+
+async def all_rollouts(store: Paged) -> list[Rollout]:
     """Every rollout of the run, in order of id."""
     found: list[Rollout] = []
     while page := await store.rollouts(after=found[-1].id if found else None):
