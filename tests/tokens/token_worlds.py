@@ -135,7 +135,6 @@ class Harness:
     rendering: Rendering
     tree: Tree
     rows: list[tuple[Call, tuple[Message, ...], tuple[ToolSpec, ...], Message]] = field(default_factory=list)
-    issued: int = 0
 
     def plan(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Plan:
         return self.tree.plan(messages, tools)
@@ -167,6 +166,7 @@ class Harness:
             logprobs=np.zeros(len(sampled), np.float32),
             versions=(),
             status=CallStatus.OK,
+            fork=plan.fork,
         )
         self.tree.add(call.id, plan, messages, reply, sampled, ordinal=ordinal)
         self.rows.append((call, tuple(messages), tuple(tools), reply))

@@ -16,11 +16,12 @@ _SUMMARY_CHARS = 32
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """The call that a request proposes as its parent, as far as causes need it. `prompt` is the history that it was
-    asked with; `tools` the digest of its tools."""
+    asked with; `tools` the digest of its tools; `in_subagent` whether its conversation is a sub-agent's."""
 
     prompt: Node
     reply: Message
     tools: bytes
+    in_subagent: bool
 
 
 def message_cause(
@@ -50,7 +51,7 @@ def message_cause(
         return ForkCause.COMPACTION
     if not shares_turn and tools == b"" != proposal.tools:
         return ForkCause.SIDE_REQUEST
-    if not shares_turn and (tools != proposal.tools or _other_system(messages, path, shared)):
+    if not shares_turn and (tools != proposal.tools or proposal.in_subagent or _other_system(messages, path, shared)):
         return ForkCause.SUBAGENT
     if tools != proposal.tools and shared == len(messages):
         return ForkCause.TEMPLATE

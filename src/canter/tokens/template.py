@@ -74,7 +74,14 @@ class TemplateRendering:
     ) -> Ids | None:
         reply = messages[new_from - 1]
         closed = len(sampled) > 0 and int(sampled[-1]) in self._stops
-        if reply.role != "assistant" or (not closed and self._reasoning_is_open(prompt, sampled)):
+        if reply.role != "assistant":
+            return None
+        if self._thinks and not _has_reasoning(reply):
+            text = self.tokenizer.decode(sampled[:-1] if closed else sampled)
+            read = parse_reply(text, thinks=True, in_reasoning=self._opens_reasoning(prompt), calls_tools=False)
+            reply = replace(reply, reasoning=None if read.reasoning is None else "")
+            messages = [*messages[: new_from - 1], reply, *messages[new_from:]]
+        if not closed and self._reasoning_is_open(prompt, sampled):
             return None
         found = self._continuation(messages, self._plain_tools(tools), new_from - 1)
         if found is None or not self._is_boundary(found.close_id):
@@ -236,6 +243,6 @@ def _placeholder(reply: Message) -> Message:
     return replace(
         reply,
         content=_CONTENT if reply.content.strip() or not calls else "",
-        reasoning=_REASONING if _has_reasoning(reply) else None,
+        reasoning=_REASONING if _has_reasoning(reply) else reply.reasoning,
         tool_calls=calls,
     )

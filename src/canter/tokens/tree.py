@@ -57,6 +57,7 @@ class _Turn:
     sampled: Ids
     reply: Message
     tools: bytes
+    fork: ForkCause | None
     prompt: Node
     answer: Node
     children: int = 0
@@ -124,7 +125,7 @@ class Tree:
             prompt = np.concatenate([_tokens(anchor), suffix])
         else:
             prompt = self._rendering.full(messages, tools)
-        proposed, reply_at = self._proposed(messages, walked, anchor)
+        proposed, reply_at = self._proposed(messages, walked, anchor, digest)
         parent, same = self._parent(prompt, anchor, proposed, bridged=suffix is not None)
         fork = fork_at = None
         if proposed is not None and not (parent is proposed and same == proposed.length):
@@ -153,7 +154,7 @@ class Tree:
         else:
             suffix = plan.suffix.copy()
         prompt, answer = self._histories(messages, plan.message_keys, reply)
-        self._keep(_Turn(call_id, ordinal, parent, suffix, sampled, reply, plan.tools, prompt, answer))
+        self._keep(_Turn(call_id, ordinal, parent, suffix, sampled, reply, plan.tools, plan.fork, prompt, answer))
         self._shrink()
 
     def restore(self, rows: Iterable[tuple[Call, Sequence[Message], Sequence[ToolSpec], Message]]) -> None:
@@ -180,6 +181,7 @@ class Tree:
                     sampled=call.sampled,
                     reply=reply,
                     tools=tools_key(tools),
+                    fork=call.fork,
                     prompt=prompt,
                     answer=answer,
                 )
@@ -217,12 +219,13 @@ class Tree:
         )
 
     def _proposed(
-        self, messages: Sequence[Message], walked: Sequence[Node], anchor: _Turn | None
+        self, messages: Sequence[Message], walked: Sequence[Node], anchor: _Turn | None, tools: bytes
     ) -> tuple[_Turn | None, int | None]:
         """The call that the request looks like a continuation of, and where in the messages its reply is.
 
         The last recorded turn among the messages, wherever it was first said; else a call that was asked with exactly
-        this beginning and whose reply is not there; else, where no turn is shared, the call that begins most alike.
+        this beginning and whose reply is not there; else, where no turn is shared, the call that begins most alike. A
+        conversation with tools is no fork of a side request that came before it (a title) and has none.
         """
         known = len(walked)
         for at in range(len(messages) - 1, known - 1, -1):
@@ -236,8 +239,8 @@ class Tree:
             return self._latest(node.prompts), None
         if anchor is not None:
             return anchor, None
-        below = list(node.calls_below())
-        return (self._latest(below) if below else None), None
+        alike = [i for i in node.calls_below() if walked or not tools or self._turns[i].tools]
+        return (self._latest(alike) if alike else None), None
 
     def _said(self, message: Message) -> _Turn | None:
         """The recorded turn that a message is, whatever stood before it."""
@@ -298,7 +301,7 @@ class Tree:
         return message_cause(
             messages,
             walked,
-            Proposal(proposed.prompt, proposed.reply, proposed.tools),
+            Proposal(proposed.prompt, proposed.reply, proposed.tools, _root(proposed).fork is ForkCause.SUBAGENT),
             tools=tools,
             reply_at=reply_at,
             shares_turn=anchor is not None or reply_at is not None,
@@ -357,6 +360,13 @@ def _tokens(turn: _Turn) -> Ids:
         pieces += (at.sampled, at.suffix)
         at = at.parent
     return np.concatenate(pieces[::-1])
+
+
+def _root(turn: _Turn) -> _Turn:
+    """The call that a chain began with."""
+    while turn.parent is not None:
+        turn = turn.parent
+    return turn
 
 
 def _common(left: Ids, right: Ids) -> int:
