@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from canter.engine import Engine
-from canter.errors import EngineError, EngineUnavailable
+from canter.errors import CanterError, EngineError, EngineUnavailable, Unauthorized
 from canter.types import EngineRecord, FinishReason, Generation, Ids, Sampling
 
 logger = logging.getLogger(__name__)
@@ -85,11 +84,12 @@ class Engines:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
-        failures = 0
-        for number in itertools.count():
+        tries = failures = 0
+        while True:
             slot = await self._pick(deadline)
             began = loop.time()
-            running.engine, running.request_id = slot.engine, f"{running.id}.{number}"
+            running.engine, running.request_id = slot.engine, f"{running.id}.{tries}"
+            tries += 1
             slot.running += 1
             try:
                 async with asyncio.timeout(self._timeout_s):
@@ -97,7 +97,7 @@ class Engines:
                 if generation.finish_reason is FinishReason.ABORT and not running.aborted:
                     raise EngineError("it ended the generation although nobody had asked for that")
                 return generation
-            except EngineUnavailable as error:
+            except (EngineUnavailable, Unauthorized) as error:
                 self._lost(slot, error)
                 if loop.time() - began > _DOWN_S:  # it did sample for a while: the wait for another one starts anew
                     deadline = loop.time() + wait_s
@@ -110,7 +110,6 @@ class Engines:
             finally:
                 slot.running -= 1
                 running.engine = None
-        raise AssertionError("unreachable")
 
     async def context_tokens(self, *, wait_s: float) -> int:
         """The longest prompt plus reply of the engine. Raises `EngineUnavailable` after `wait_s` without one."""
@@ -121,10 +120,10 @@ class Engines:
                 return slot.context_tokens
             try:
                 slot.context_tokens = (await slot.engine.health()).context_tokens
-            except EngineError as error:
+            except (EngineError, Unauthorized) as error:
                 self._lost(slot, error)
 
-    def _lost(self, slot: _Slot, error: EngineError) -> None:
+    def _lost(self, slot: _Slot, error: CanterError) -> None:
         slot.down_until = asyncio.get_running_loop().time() + _DOWN_S
         logger.warning("engine %s cannot be reached, another one is used or waited for: %s", slot.record.url, error)
 
