@@ -247,7 +247,11 @@ async def test_tool_choice_none_hides_the_tools_and_required_is_recorded_as_not_
     async with gateway(says(CALL)) as rig, rig.sdk() as sdk:
         hidden = await sdk.chat.completions.create(model="policy", messages=[USER], tools=[BASH], tool_choice="none")
         await sdk.chat.completions.create(
-            model="policy", messages=[USER], tools=[BASH], tool_choice="required", response_format={"type": "json_object"}
+            model="policy",
+            messages=[USER],
+            tools=[BASH],
+            tool_choice="required",
+            response_format={"type": "json_object"},
         )
         one, two = await calls_of(rig)
     assert hidden.choices[0].message.tool_calls is None

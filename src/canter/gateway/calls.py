@@ -123,6 +123,7 @@ class ModelCalls:
             )
             await self._gate.passed(self._hold_s)
             sampled = await self._sample(ticket, raw, flight)
+            flight.sampled = not flight.abandoned
             body = orjson.dumps(sampled.reply)
             call = _call(ticket, sampled, abandoned=flight.abandoned)
             await self._store.append_call(call, CallBodies(raw, body))

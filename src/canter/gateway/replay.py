@@ -27,6 +27,8 @@ class Flight(Generic[T]):
         self.task: asyncio.Task[T]
         self.waiting = 0
         self.abandoned = False
+        self.sampled = False
+        """Set by the run once there is a reply: what is left is to commit it, and nobody's leaving stops that."""
         self.abort: Callable[[], Awaitable[bool]] | None = None
         """Ends it so that what there is is kept; false where there is nothing to keep."""
 
@@ -50,6 +52,7 @@ class Flights(Generic[T]):
         if flight is None or _failed(flight):
             flight = Flight()
             flight.task = asyncio.create_task(run(flight))
+            flight.task.add_done_callback(_look)
             self._flights[key] = flight
         flight.waiting += 1
         return flight
@@ -64,13 +67,13 @@ class Flights(Generic[T]):
         flight.waiting -= 1
         if flight.waiting:
             return
-        if not flight.task.done():
+        if not flight.task.done() and not flight.sampled:
             self._forget(key, flight)
             self._abandon(flight)
         elif _failed(flight):
             self._forget(key, flight)
         elif key in self._flights:
-            self._flights.move_to_end(key)
+            self._flights.move_to_end(key)  # kept for a repeat
             self._trim()
 
     async def close(self) -> None:
@@ -107,8 +110,12 @@ class Flights(Generic[T]):
                 logger.warning("a generation that nobody waits for could not be aborted gently: %s", error)
         flight.task.cancel()
         await asyncio.wait({flight.task}, timeout=self._abort_grace_s)
-        if flight.task.done() and not flight.task.cancelled() and flight.task.exception() is not None:
-            logger.info("an abandoned generation ended with %s", flight.task.exception())
+
+
+def _look(task: asyncio.Task[T]) -> None:
+    """Looks at a failure that perhaps nobody waits for any more."""
+    if not task.cancelled() and task.exception() is not None:
+        logger.debug("a model call failed: %s", task.exception())
 
 
 def _failed(flight: Flight[T]) -> bool:

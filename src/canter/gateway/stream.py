@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from canter.errors import CanterError
-from canter.gateway.calls import Boarding, ModelCalls
+from canter.gateway.calls import Boarding, Finished, ModelCalls
 from canter.gateway.dialects import Dialect
-from canter.gateway.http import ClientGone, Reply, Request
+from canter.gateway.http import ClientGone, HttpError, Reply, Request
 from canter.gateway.problems import body_of
 
 
@@ -48,7 +48,7 @@ async def carry(request: Request, calls: ModelCalls, dialect: Dialect, boarding:
 
 async def _whole(request: Request, boarding: Boarding, gone: asyncio.Future[None]) -> None:
     await _landing(boarding, gone, None)
-    await request.reply(Reply(200, boarding.flight.task.result().body))
+    await request.reply(Reply(200, _finished(boarding).body))
 
 
 async def _stream(
@@ -70,7 +70,7 @@ async def _stream(
 async def _send_events(request: Request, dialect: Dialect, boarding: Boarding, gone: asyncio.Future[None]) -> None:
     """Everything before the terminal event may be lost; whether the client is there for that one decides."""
     try:
-        finished = boarding.flight.task.result()
+        finished = _finished(boarding)
     except CanterError as error:
         if request.started:  # too late for a status: say so in the stream, which then ends without its terminal event
             await request.write(dialect.failure(body_of(error, dialect.shape)))
@@ -89,6 +89,13 @@ async def _landing(boarding: Boarding, gone: asyncio.Future[None], timeout_s: fl
     waits: set[asyncio.Future[Any]] = {boarding.flight.task, gone}
     await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     _check(gone)
+
+
+def _finished(boarding: Boarding) -> Finished:
+    """What the flight gave. Raises what it raised, and 503 where the gateway is shutting down."""
+    if boarding.flight.task.cancelled():
+        raise HttpError(503, "shutting_down", "the gateway is shutting down; try again when it is back")
+    return boarding.flight.task.result()
 
 
 def _check(gone: asyncio.Future[None]) -> None:
