@@ -41,7 +41,6 @@ from canter.trainer.backend import Backend
 from canter.trainer.checkpoint import Checkpoints
 from canter.trainer.collect import Collector, Rollouts
 from canter.trainer.data import TaskOrder, fingerprint
-from canter.trainer.evaluation import Evaluation, summarise
 from canter.trainer.metrics import MetricsFile, Row, Tracker, Trackers
 from canter.trainer.plan import EvaluationName, evaluation_rollouts, step_rollouts
 from canter.trainer.publish import Publisher
@@ -56,22 +55,11 @@ REPLAY_TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a finished training has to say; `rows` are those of `metrics.jsonl`, `train_wall_s` the seconds in
-    steps and checkpoints, over all processes that worked on this run and without the evaluations."""
+    """A finished training: the rows of `metrics.jsonl`, and the seconds spent in steps and checkpoints, evaluations not
+    counted, over all processes that worked on this run."""
 
     rows: Sequence[Row]
     train_wall_s: float
-    before: Evaluation | None = None
-    after: Evaluation | None = None
-
-    @property
-    def dropped(self) -> dict[str, int]:
-        """Rollouts left out of training, by reason."""
-        total: dict[str, int] = {}
-        for row in self.rows:
-            for reason, count in row["dropped"].items():
-                total[reason] = total.get(reason, 0) + count
-        return total
 
 
 async def train(
@@ -102,7 +90,7 @@ async def train(
             done = await in_thread(lambda: restore(backend, checkpoints, position(config, tasks)))
             publisher = await Publisher.open(client, backend, engine, in_thread)
             await publisher.publish(step=done)
-            before = await evaluate(config, collector, heldout, "before", version=0)
+            await evaluate(config, collector, heldout, "before")
             clock = Clock()
             for step in range(done + 1, settings.steps + 1):
                 rollouts = await collector.collect(step_rollouts(config, order, step), f"step {step}")
@@ -120,8 +108,8 @@ async def train(
                     await in_thread(partial(checkpoints.save, step, state, backend.save))
                     clock.lap("checkpoint_s")  # counts in the next step's row
             train_wall_s = sum(row["step_s"] for row in metrics.rows.values()) + clock.total
-            after = await evaluate(config, collector, heldout, "after", version=backend.version)
-            return Result(list(metrics.rows.values()), train_wall_s, before, after)
+            await evaluate(config, collector, heldout, "after")
+            return Result(list(metrics.rows.values()), train_wall_s)
     finally:
         tracker.close()
 
@@ -182,15 +170,12 @@ def update(backend: Backend, batch: Batch, settings: TrainerConfig) -> dict[str,
     return metrics
 
 
-async def evaluate(
-    config: Config, collector: Collector, heldout: Sequence[Task], name: EvaluationName, *, version: int
-) -> Evaluation | None:
-    """Rolls out the held-out tasks through the same path as training, if the run wants this evaluation."""
+async def evaluate(config: Config, collector: Collector, heldout: Sequence[Task], name: EvaluationName) -> None:
+    """Rolls out the held-out tasks through the same path as training, if the run wants this evaluation. What came of it
+    is in the store (`plan.evaluation_rollouts` says under which ids)."""
     wanted = config.evaluate.before if name == "before" else config.evaluate.after
-    if not (wanted and heldout):
-        return None
-    rollouts = await collector.collect(evaluation_rollouts(config, heldout, name), f"evaluation {name} training")
-    return summarise(rollouts, version=version, solved_at=config.evaluate.solved_at)
+    if wanted and heldout:
+        await collector.collect(evaluation_rollouts(config, heldout, name), f"evaluation {name} training")
 
 
 def row_of(
