@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,9 @@ async def coroutine(task: dict[str, Any]) -> None:
 
 
 def thread(task: dict[str, Any]) -> None:
+    """Ends like any program: after its threads, but not after those of an idle pool."""
+    pool = ThreadPoolExecutor()
+    pool.submit(int).result()
     threading.Thread(target=lambda: (time.sleep(0.2), print("from a thread"))).start()
 
 

@@ -136,7 +136,6 @@ def _call(function: Callable[[Any], object], argument: Any) -> int:
     except BaseException:
         traceback.print_exc()
         code = 1
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    # what the interpreter, and a child of `multiprocessing`, does at its end: idle pools are told to end, threads joined
+    threading._shutdown()  # type: ignore[attr-defined]
     return code

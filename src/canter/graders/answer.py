@@ -33,9 +33,10 @@ def read(path: Path, *, within: Path | None = None, tail: bool = False) -> str |
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError, RuntimeError):  # RuntimeError: a loop of links
         return None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or (status.st_size > ANSWER_BYTES and not tail):
+        os.close(descriptor)
+        return None
     with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or (status.st_size > ANSWER_BYTES and not tail):
-            return None
         file.seek(max(0, status.st_size - ANSWER_BYTES))
         return file.read(ANSWER_BYTES).decode("utf-8", errors="replace")

@@ -101,7 +101,7 @@ def verdict(result: Any, *, by: str) -> tuple[float, dict[str, Any]]:
         result = result.get("value")
     try:
         value = float(result)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise GraderError(f"{by} must give a finite number, got {result!r}") from None
     if not math.isfinite(value):
         raise GraderError(f"{by} must give a finite number, got {value}")
