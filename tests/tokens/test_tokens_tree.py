@@ -101,6 +101,13 @@ def test_of_equal_replies_the_one_with_the_echoed_reasoning_goes_on_else_the_lat
     assert session.plan([USER, Message("assistant", "Yes."), follow], [BASH]).parent_id == "c1"
 
 
+def test_of_equal_replies_it_is_the_chosen_ones_reasoning_that_must_not_be_lost(session):
+    session.turn([USER], "Yes.")
+    session.turn([USER], "<think>\nb\n</think>\n\nYes.")
+    plan = session.plan([USER, Message("assistant", "Yes."), Message("user", "So?")], [BASH])
+    assert (plan.fork, plan.proposed_parent_id) == (ForkCause.DROPPED_REASONING, "c1")
+
+
 def test_a_dropped_turn_forks_from_the_call_that_was_dropped(session):
     session.turn([SYSTEM, USER], "no call")
     plan, reply = session.turn([SYSTEM, USER, Message("user", "Call a tool.")], called())
