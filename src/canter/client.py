@@ -13,10 +13,12 @@ import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
+from urllib.parse import quote
 
 import aiohttp
 import orjson
 from pydantic import TypeAdapter
+from yarl import URL
 
 from canter import wire
 from canter.errors import (
@@ -114,7 +116,7 @@ class Client:
 
     async def rollout(self, rollout_id: str, *, hidden: bool = False) -> Rollout:
         query = [("hidden", "1")] if hidden else []
-        reply = await self._json("GET", f"/api/rollouts/{rollout_id}", query=query)
+        reply = await self._json("GET", _rollout(rollout_id), query=query)
         return _ROLLOUT.validate_python(reply["rollout"])
 
     async def rollouts(
@@ -132,17 +134,17 @@ class Client:
         query += [("group", group)] if group is not None else []
         query += [("after", after)] if after is not None else []
         found: list[Rollout] = []
-        for some in _batches(ids):
+        for some in _batches(sorted(set(ids))):
             reply = await self._json("GET", "/api/rollouts", query=query + [("id", rollout_id) for rollout_id in some])
             found += _ROLLOUTS.validate_python(reply["rollouts"])
         return found[:limit]
 
     async def start_attempt(self, rollout_id: str, number: int) -> Started:
-        reply = await self._json("POST", f"/api/rollouts/{rollout_id}/attempts", {"number": number})
+        reply = await self._json("POST", f"{_rollout(rollout_id)}/attempts", {"number": number})
         return Started(_ATTEMPT.validate_python(reply["attempt"]), reply["agent_key"], reply["grader_key"])
 
     async def set_process(self, rollout_id: str, number: int, process: Mapping[str, Any]) -> Attempt:
-        path = f"/api/rollouts/{rollout_id}/attempts/{number}/process"
+        path = f"{_attempt(rollout_id, number)}/process"
         return _ATTEMPT.validate_python((await self._json("PUT", path, dict(process)))["attempt"])
 
     async def end_attempt(
@@ -156,32 +158,32 @@ class Client:
         message: str = "",
     ) -> Rollout:
         body = {"outcome": outcome, "exit_code": exit_code, "reason": reason, "message": message}
-        return await self._change(f"/api/rollouts/{rollout_id}/attempts/{number}/end", body)
+        return await self._change(f"{_attempt(rollout_id, number)}/end", body)
 
     async def post_reward(self, reward: Reward) -> Rollout:
         body = {"value": reward.value, "source": reward.source, "details": dict(reward.details)}
-        return await self._change(f"/api/rollouts/{reward.rollout_id}/attempts/{reward.attempt}/reward", body)
+        return await self._change(f"{_attempt(reward.rollout_id, reward.attempt)}/reward", body)
 
     async def invalidate(self, rollout_id: str, number: int, reason: Reason, message: str = "") -> Rollout:
         body = {"reason": reason, "message": message}
-        return await self._change(f"/api/rollouts/{rollout_id}/attempts/{number}/invalid", body)
+        return await self._change(f"{_attempt(rollout_id, number)}/invalid", body)
 
     async def cancel(self, rollout_id: str, message: str = "") -> Rollout:
-        return await self._change(f"/api/rollouts/{rollout_id}/cancel", {"message": message})
+        return await self._change(f"{_rollout(rollout_id)}/cancel", {"message": message})
 
     async def attempts(self, rollout_id: str) -> list[Attempt]:
-        return _ATTEMPTS.validate_python((await self._json("GET", f"/api/rollouts/{rollout_id}"))["attempts"])
+        return _ATTEMPTS.validate_python((await self._json("GET", _rollout(rollout_id)))["attempts"])
 
     async def open_attempts(self) -> list[Attempt]:
         return _ATTEMPTS.validate_python((await self._json("GET", "/api/attempts"))["attempts"])
 
     async def reward(self, rollout_id: str) -> Reward | None:
-        row = (await self._json("GET", f"/api/rollouts/{rollout_id}"))["reward"]
+        row = (await self._json("GET", _rollout(rollout_id)))["reward"]
         return None if row is None else _REWARD.validate_python(row)
 
     async def grading(self, rollout_id: str, attempt: int) -> dict[str, Any]:
         """What a grader needs: `task` (with `hidden`), `outcome`, `exit_code`, `process`, `last_message`, `calls`."""
-        return await self._json("GET", f"/api/rollouts/{rollout_id}/attempts/{attempt}/grading")
+        return await self._json("GET", f"{_attempt(rollout_id, attempt)}/grading")
 
     # -- calls --
 
@@ -194,7 +196,7 @@ class Client:
         return found
 
     async def bodies(self, call_id: str) -> CallBodies:
-        reply = await self._json("GET", f"/api/calls/{call_id}/bodies")
+        reply = await self._json("GET", f"/api/calls/{quote(call_id, safe='')}/bodies")
         return CallBodies(orjson.dumps(reply["request"]), orjson.dumps(reply["reply"]))
 
     # -- keys, engines, policy versions, facts --
@@ -229,10 +231,10 @@ class Client:
         return _VERSIONS.validate_python((await self._json("GET", "/api/versions"))["versions"])
 
     async def set_fact(self, name: str, value: Any) -> None:
-        await self._json("PUT", f"/api/facts/{name}", {"value": value})
+        await self._json("PUT", f"/api/facts/{quote(name, safe='')}", {"value": value})
 
     async def fact(self, name: str) -> Any:
-        return (await self._json("GET", f"/api/facts/{name}"))["value"]
+        return (await self._json("GET", f"/api/facts/{quote(name, safe='')}"))["value"]
 
     # -- events --
 
@@ -297,7 +299,7 @@ class Client:
             raise RuntimeError("use `async with Client(…)`: this client is not open")
         async with self._http.request(
             method,
-            self._base + path,
+            URL(self._base + path, encoded=True),
             params=list(query),
             data=data,
             headers={"content-type": "application/json"} if data is not None else None,
@@ -307,6 +309,14 @@ class Client:
             if response.status >= 400:
                 raise _error(response.status, body, f"{method} {path}")
             return body
+
+
+def _rollout(rollout_id: str) -> str:
+    return f"/api/rollouts/{quote(rollout_id, safe='')}"
+
+
+def _attempt(rollout_id: str, number: int) -> str:
+    return f"{_rollout(rollout_id)}/attempts/{number}"
 
 
 def _batches(ids: Sequence[T]) -> list[Sequence[T]]:
