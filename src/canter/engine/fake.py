@@ -146,9 +146,8 @@ class FakeEngine:
         """The ids of the whole reply, before `max_tokens` cuts it."""
         if self._script is None:
             rng = self._rng(prompt, sampling)
-            length = int(rng.integers(1, 32))
-            low = min(self._stop_id + 1, self._vocab - 1)
-            return as_ids([*rng.integers(low, self._vocab, length).tolist(), self._stop_id])
+            others = rng.integers(0, self._vocab - 1, int(rng.integers(1, 32)))
+            return as_ids([*np.where(others < self._stop_id, others, others + 1).tolist(), self._stop_id])
         reply = self._script(prompt, sampling, number)
         if not isinstance(reply, str):
             return as_ids(reply)
