@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from torch import nn
+from transformers.utils.logging import disable_progress_bar
 
 from canter.cli.finish import finish, print_result
 from canter.cli.manifest import file_hash
@@ -38,6 +39,7 @@ HEARTBEAT_S = 2.0
 async def run_training(run: RunFolder, config: Config, url: str, key: str, model: Path) -> None:
     """Trains to the end of the run's steps, resuming where it was left, and finishes the run folder."""
     torch.set_num_threads(config.run.threads or len(os.sched_getaffinity(0)))
+    disable_progress_bar()
     console = Console()
     run.update_manifest({"model": {"path": config.model.path, "sha256": await asyncio.to_thread(file_hash, model)}})
     engine = await asyncio.to_thread(make_engine, config, model)
