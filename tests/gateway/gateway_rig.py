@@ -140,6 +140,8 @@ async def gateway(
     timing: Timing | None = None,
     settings: Config | None = None,
     register: bool = True,
+    start: bool = True,
+    memory_bytes: int = 2**28,
 ) -> AsyncIterator[Rig]:
     """A gateway with rollout r1 running. A `store` that has r1 already is taken as it is."""
     engine = engine or fake_engine()
@@ -149,10 +151,10 @@ async def gateway(
     source = PolicySource(settings, make_rendering(TOKENIZER, "template"), TOKENIZER, engines)
     if register:
         await engines.register(EngineRecord("http://engine", "fake", 0), "k")
-    app = create_app(settings, store, source, timing=timing or Timing(body_s=1.0))
+    app = create_app(settings, store, source, timing=timing or Timing(body_s=1.0), memory_bytes=memory_bytes)
     keys = [await store.issue_key(KeyKind.SERVICE), await store.issue_key(KeyKind.ADMIN)]
     async with serve(app, settings.gateway, grace_s=0.5) as url:
         rig = Rig(url, app, store, engines, engine, *keys)
-        if not await store.rollouts():
+        if not await store.rollouts() and start:
             await rig.start("r1")
         yield rig

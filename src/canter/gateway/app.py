@@ -24,24 +24,26 @@ logger = logging.getLogger(__name__)
 
 _MODELS = "/v1/models"
 _ALIVE = frozenset({("HEAD", "/"), ("GET", "/"), ("GET", "/healthz"), ("HEAD", "/healthz"), ("HEAD", "/api/hello")})
-_CONVERSATION_BYTES = 256 * 2**20
 
 
-def create_app(config: Config, store: Store, source: Source, *, timing: Timing | None = None) -> App:
-    """The gateway over a store and a source of replies; it closes neither of them."""
-    return App(config, store, source, timing or Timing())
+def create_app(
+    config: Config, store: Store, source: Source, *, timing: Timing | None = None, memory_bytes: int = 256 * 2**20
+) -> App:
+    """The gateway over a store and a source of replies; it closes neither of them. `memory_bytes` is about what the
+    conversations of the attempts that call now may take; the rest is read back from the store when it is needed."""
+    return App(config, store, source, timing or Timing(), memory_bytes)
 
 
 class App:
     """An ASGI application. `close` lets its waiting requests go, and ends what is in flight."""
 
-    def __init__(self, config: Config, store: Store, source: Source, timing: Timing) -> None:
+    def __init__(self, config: Config, store: Store, source: Source, timing: Timing, memory_bytes: int) -> None:
         self._store = store
         self._model = config.model.name
         self._max_body_bytes = config.gateway.max_body_bytes
         self._timing = timing
         gate = Gate()
-        conversations = Conversations(store, source.make_tree, source.recall, max_bytes=_CONVERSATION_BYTES)
+        conversations = Conversations(store, source.make_tree, source.recall, max_bytes=memory_bytes)
         self.calls = ModelCalls(
             store, source, gate, conversations, model=config.model.name, hold_s=config.engine.timeout_s
         )

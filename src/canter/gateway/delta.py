@@ -71,17 +71,15 @@ class Recent:
         self._nodes: OrderedDict[str, Node] = OrderedDict()
 
     def find(self, prompt: Ids) -> Delta:
-        """`prompt` against the recent calls: one that it extends whole, else the one with the longest common prefix."""
-        best, best_len = None, 0
+        """`prompt` against the recent calls: the longest that it extends whole, else the longest common prefix."""
+        best, best_len, best_whole = None, 0, False
         for node in reversed(self._nodes.values()):
             common = node.shared_with(prompt)
             whole = common == len(node)
-            if common and (whole or common > best_len):
-                best, best_len = node, common
-            if whole or common == len(prompt):
-                break
-        while best is not None and best_len <= best.prefix_len:  # nothing of its own is shared: its parent has it all
-            best = best.parent
+            if common and (whole, common) > (best_whole, best_len):
+                best, best_len, best_whole = node, common, whole
+        while best is not None and not best_whole and best_len <= best.prefix_len:
+            best = best.parent  # nothing of its own is shared: its parent has it all
         return Delta(best, best_len, prompt[best_len:])
 
     def add(self, call_id: str, delta: Delta, sampled: Ids) -> Node:

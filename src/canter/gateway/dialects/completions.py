@@ -10,7 +10,7 @@ import numpy as np
 from canter.errors import BadRequest
 from canter.gateway.dialects import fields
 from canter.gateway.dialects.canonical import Answer, Asked, Text, TokenLogprob, Tokens
-from canter.gateway.dialects.chat import event, finite_logprob, pieces, usage
+from canter.gateway.dialects.chat import event, finite_logprob, usage
 from canter.gateway.problems import Shape
 from canter.gateway.sampling import requested
 from canter.tokens.messages import Message
@@ -62,11 +62,7 @@ class Completions:
     def events(self, asked: Asked, reply: Mapping[str, Any]) -> Iterator[bytes]:
         choice = reply["choices"][0]
         base = {name: reply[name] for name in ("id", "object", "created", "model", "system_fingerprint")}
-        logprobs = choice["logprobs"]
-        for part in pieces(choice["text"]):
-            yield event({**base, "choices": [_part(part, logprobs, None)]})
-            logprobs = None
-        yield event({**base, "choices": [_part("", logprobs, choice["finish_reason"])]})
+        yield event({**base, "choices": [choice]})  # one event: OpenAI's own client refuses any without finish_reason
         if asked.include_usage:
             yield event({**base, "choices": [], "usage": reply["usage"]})
         yield b"data: [DONE]\n\n"
@@ -76,10 +72,6 @@ class Completions:
 
     def failure(self, error: Mapping[str, Any]) -> bytes:
         return event(error)
-
-
-def _part(text: str, logprobs: Any, finish_reason: str | None) -> dict[str, Any]:
-    return {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 def _logprobs(tokens: tuple[TokenLogprob, ...]) -> dict[str, Any]:

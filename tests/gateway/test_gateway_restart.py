@@ -1,0 +1,102 @@
+"""A gateway that forgets, by a restart or for want of memory, goes on as if it had not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_rig import TOKENIZER, Rig, fake_engine, gateway
+
+from canter.engine.fake import Fault
+from canter.store import Started, open_store
+from canter.store.memory import MemoryStore
+from canter.types import Call, CallStatus, Ids
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+CALL = '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+
+
+def script(prompt: Ids, sampling: Any, number: int) -> str:
+    """Depends on the prompt alone, so that it does not matter which engine is asked."""
+    return CALL if len(prompt) % 2 else f"text {len(prompt)}"
+
+
+class Conversation:
+    """A harness that goes on, step by step, with whatever the model said."""
+
+    def __init__(self, started: Started) -> None:
+        self.key = started.agent_key
+        self.messages: list[dict[str, Any]] = [{"role": "user", "content": "begin"}]
+
+    async def step(self, rig: Rig) -> None:
+        body = {"model": "policy", "messages": self.messages, "tools": TOOLS}
+        status, reply = await rig.post("/v1/chat/completions", body, key=self.key)
+        assert status == 200
+        message = reply["choices"][0]["message"]
+        self.messages.append(message)
+        for call in message.get("tool_calls") or ():
+            self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": "ok"})
+        self.messages.append({"role": "user", "content": "x" * (len(self.messages) % 3 + 1)})
+
+
+def shape(calls: list[Call]) -> list[tuple[Any, ...]]:
+    """What must be the same whatever was forgotten in between."""
+    numbers = {call.id: call.ordinal for call in calls}
+    return [
+        (c.ordinal, c.prefix_len, c.suffix.tolist(), c.effective["seed"], numbers.get(c.parent_id or ""), c.fork)
+        for c in calls
+    ]
+
+
+@pytest.mark.parametrize("memory_bytes", [2**28, 0])
+async def test_a_restart_between_any_two_calls_changes_nothing(tmp_path: Path, memory_bytes: int) -> None:
+    async def run(name: str, *, restart: bool) -> list[tuple[Any, ...]]:
+        harness: Conversation | None = None
+        store = open_store(tmp_path / f"{name}{memory_bytes}.db")
+        for _ in range(5):
+            async with gateway(fake_engine(script), store=store, start=False, memory_bytes=memory_bytes) as rig:
+                harness = harness or Conversation(await rig.start("r1", seed=3))
+                for _ in range(1 if restart else 5):
+                    await harness.step(rig)
+                calls = await store.calls(["r1"])
+            if not restart:
+                break
+            await store.close()
+            store = open_store(tmp_path / f"{name}{memory_bytes}.db")
+        await store.close()
+        return shape(calls)
+
+    straight, interrupted = await run("a", restart=False), await run("b", restart=True)
+    assert straight == interrupted
+    assert [row[0] for row in straight] == [0, 1, 2, 3, 4]
+    assert all(row[-1] is None for row in straight), "no fork"
+
+
+async def test_completions_go_on_after_a_restart_too() -> None:
+    store = MemoryStore()
+    ids = TOKENIZER.encode_list("once upon a time")
+    key = ""
+    for _ in range(3):
+        async with gateway(fake_engine(script), store=store, start=False) as rig:
+            key = key or (await rig.start("r1")).agent_key
+            body = {"model": "policy", "prompt": ids}
+            status, _ = await rig.post("/v1/completions", body, key=key)
+            assert status == 200
+            calls = await store.calls(["r1"])
+            ids = [*ids, *calls[-1].sampled.tolist(), 5, 6]
+    assert [len(call.suffix) for call in calls] == [16, 2, 2]
+    assert [call.parent_id for call in calls] == [None, calls[0].id, calls[1].id]
+
+
+async def test_failed_calls_are_read_over() -> None:
+    store = MemoryStore()
+    async with gateway(fake_engine(faults={1: Fault.ERROR, 2: Fault.ERROR}), store=store) as first:
+        started = first.attempts["r1"]
+        assert [(await first.chat(text))[0] for text in ("a", "b")] == [200, 503]
+    async with gateway(store=store) as second:
+        second.attempts["r1"] = started
+        assert (await second.chat("c"))[0] == 200
+    calls = await store.calls(["r1"])
+    assert [call.status for call in calls] == [CallStatus.OK, CallStatus.ERROR, CallStatus.OK]
+    assert [call.ordinal for call in calls] == [0, 1, 2]
