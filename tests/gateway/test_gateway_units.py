@@ -96,7 +96,9 @@ def test_a_cut_generation_ends_with_the_first_stop_string(text: str, stops: list
     assert any(stop in TOKENIZER.decode(cut.ids) for stop in stops)
     assert not any(stop in TOKENIZER.decode(ids[: kept - 1]) for stop in stops)
     assert max((span.end for span in cut.versions), default=0) == kept
-    assert cut_text(TOKENIZER.decode(cut.ids), stops) == cut_text(text, stops)
+    shown = cut_text(TOKENIZER.decode(cut.ids), stops)
+    assert text.startswith(shown)
+    assert not any(stop in shown for stop in stops)
 
 
 # -- sampling --
