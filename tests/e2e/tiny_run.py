@@ -14,7 +14,7 @@ CHATML = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
-HARNESS = '''
+HARNESS = """
 import json, os, time, urllib.request
 
 
@@ -44,12 +44,12 @@ def run(task):
         message = ask(messages)
         messages += [{"role": "assistant", "content": message["content"]}, {"role": "user", "content": f"more {turn}"}]
     print(len(messages))
-'''
+"""
 
-GRADER = '''
+GRADER = """
 def grade(grading):
     return float(len(grading.answer or "") % 5) / 4
-'''
+"""
 
 
 def write_model(folder: Path, seed: int = 0) -> Path:
