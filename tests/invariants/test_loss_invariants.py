@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -69,7 +70,7 @@ def test_loss_and_gradient_are_those_of_the_plain_loop(
     backend = TorchBackend(prepare(model, config), config)
     model.load_state_dict(MODEL.state_dict())
     found, edges = 0.0, sorted({0, *(cut for cut in cuts if cut < len(samples)), len(samples)})
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         part_old = None if old is None else old[start:stop]
         found += backend.forward_backward(samples[start:stop], rollouts=rollouts, old=part_old)["loss"]
 

@@ -7,6 +7,7 @@ of all positions would not fit in memory (a vocabulary is 50 to 250 thousand wid
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,7 +99,9 @@ def hidden_states(decoder: nn.Module, ids_BT: Tensor, positions_BT: Tensor, bran
 def load(folder: Path, config: Config, *, device: torch.device) -> Policy:
     """The model in `folder` with float32 weights, set up as `config.trainer` says. Raises ConfigError."""
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()  # it would write over the run's own display
     settings = AutoConfig.from_pretrained(folder, local_files_only=True)
     quiet = {name: 0.0 for name in settings.to_dict() if name.endswith(("dropout", "_pdrop"))}
     try:
@@ -120,15 +123,7 @@ def prepare(model: Any, config: Config, *, folder: Path | None = None) -> Policy
     if settings.gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
         model.train()  # transformers recomputes in training mode only; dropout is 0 (`load`)
-    adapted = None
-    if settings.lora_rank:
-        import peft
-
-        torch.manual_seed(config.run.seed)
-        lora = peft.LoraConfig(r=settings.lora_rank, lora_alpha=settings.lora_alpha, target_modules=LORA_TARGETS)
-        adapted = peft.get_peft_model(model, lora)
-        if settings.gradient_checkpointing:
-            model.enable_input_require_grads()
+    adapted = adapters(model, config) if settings.lora_rank else None
     return Policy(
         model=model,
         decoder=model.get_decoder(),
@@ -139,6 +134,21 @@ def prepare(model: Any, config: Config, *, folder: Path | None = None) -> Policy
         adapted=adapted,
         folder=folder,
     )
+
+
+def adapters(model: Any, config: Config) -> Any:
+    """The peft model around `model`, whose linear layers but the head get adapters; these alone are trained. Their
+    initial values come from `run.seed`."""
+    import peft
+
+    settings = config.trainer
+    lora = peft.LoraConfig(r=settings.lora_rank, lora_alpha=settings.lora_alpha, target_modules=LORA_TARGETS)
+    torch.manual_seed(config.run.seed)
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # peft asks transformers by an old name
+        adapted = peft.get_peft_model(model, lora)
+    if settings.gradient_checkpointing:
+        model.enable_input_require_grads()
+    return adapted
 
 
 @torch.no_grad()
