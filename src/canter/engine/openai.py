@@ -9,16 +9,18 @@ from __future__ import annotations
 import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import aiohttp
 import numpy as np
 import orjson
+from yarl import URL
 
 from canter.errors import BadRequest, EngineError, EngineUnavailable
 from canter.types import NO_IDS, NO_LOGPROBS, FinishReason, Generation, Ids, Logprobs, VersionSpan
 
 Route = Literal["/chat/completions", "/completions"]
+_ROUTES: tuple[Route, ...] = get_args(Route)
 
 _PROMPT_IDS = b'"prompt_token_ids":['
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "tool_calls": FinishReason.TOOL_CALLS}
@@ -47,6 +49,7 @@ class OpenAIEngine:
         self.url = url.rstrip("/")
         self.model = model
         self.version = version
+        self._routes = {route: URL(self.url + route) for route in _ROUTES}
         self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=10)
         self._timeout_s = timeout_s
@@ -78,13 +81,16 @@ class OpenAIEngine:
             await self._http.close()
             self._http = None
 
-    async def _post(self, route: str, data: bytes) -> tuple[int, bytes, str | None]:
+    async def _post(self, route: Route, data: bytes) -> tuple[int, bytes, str | None]:
         if self._http is None:  # made here because a session belongs to the loop that runs
             self._http = aiohttp.ClientSession(
-                headers=self._headers, timeout=self._timeout, connector=aiohttp.TCPConnector(limit=0)
+                headers=self._headers,
+                timeout=self._timeout,
+                connector=aiohttp.TCPConnector(limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(),
             )
         try:
-            async with self._http.post(self.url + route, data=data) as response:
+            async with self._http.post(self._routes[route], data=data) as response:
                 return response.status, await response.read(), response.headers.get("retry-after")
         except TimeoutError as error:
             raise EngineError(f"{self.url}{route} did not answer within {self._timeout_s:g} s") from error

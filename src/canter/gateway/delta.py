@@ -66,7 +66,7 @@ class Recent:
     The parents of those stay in memory with them, as deltas; the rest can go.
     """
 
-    def __init__(self, keep: int = 8) -> None:
+    def __init__(self, keep: int = 4) -> None:
         self._keep = keep
         self._nodes: OrderedDict[str, Node] = OrderedDict()
 
@@ -78,8 +78,20 @@ class Recent:
             whole = common == len(node)
             if common and (whole, common) > (best_whole, best_len):
                 best, best_len, best_whole = node, common, whole
-        while best is not None and not best_whole and best_len <= best.prefix_len:
-            best = best.parent  # nothing of its own is shared: its parent has it all
+            if common == len(prompt):  # asked before: nothing can share more
+                break
+        while best is not None and not best_whole:
+            parent = best.parent
+            if parent is not None and len(parent) == best.prefix_len <= best_len:
+                best, best_len, best_whole = (
+                    parent,
+                    len(parent),
+                    True,
+                )  # better to extend it than to fork from its child
+            elif best_len <= best.prefix_len:
+                best = parent  # nothing of its own is shared
+            else:
+                break
         return Delta(best, best_len, prompt[best_len:])
 
     def add(self, call_id: str, delta: Delta, sampled: Ids) -> Node:
