@@ -40,6 +40,7 @@ def report(task: dict[str, Any]) -> None:
         "file": json.loads(Path(os.environ["CANTER_TASK"]).read_text()),
         "descriptors": sorted(_descriptors()),
         "modules": sorted(sys.modules),
+        "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
     }
     Path("report.json").write_text(json.dumps(own))
 

@@ -55,6 +55,12 @@ def _without_none(tree: object) -> object:
     return tree
 
 
+async def up(run: Rig, go: Path) -> None:
+    """Waits until a controller has looked at everything: it has started a rollout that came after all else."""
+    await run.add("probe", input={"file": str(go)})
+    await run.until(lambda rollout: rollout.attempt > 0, "probe")
+
+
 @pytest.fixture
 async def harness_waits(tmp_path: Path) -> AsyncIterator[tuple[Rig, Killable, Path]]:
     """A rollout whose harness runs, under a controller that can be killed, until the file `go` appears."""
@@ -77,7 +83,7 @@ async def test_the_next_controller_adopts_what_runs(harness_waits: tuple[Rig, Ki
     await killable.kill()
     assert alive(keeper)
     await killable.start()
-    await asyncio.sleep(0.5)
+    await up(run, go)
     assert alive(keeper)
     go.touch()
     rollout = await run.done("r")
@@ -131,7 +137,7 @@ async def test_a_grader_that_runs_is_adopted(tmp_path: Path) -> None:
         await eventually((run.folder("r") / "grading" / "1" / "command.txt").exists)
         await killable.kill()
         await killable.start()
-        await asyncio.sleep(0.5)
+        await up(run, go)
         go.touch()
         assert (await run.done("r")).reward == 0.75
         assert os.listdir(run.folder("r") / "grading") == ["1"]

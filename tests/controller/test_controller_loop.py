@@ -323,7 +323,8 @@ async def test_a_stop_leaves_harnesses_to_the_next_controller(tmp_path: Path) ->
         keeper = json.loads((folder / "keeper.json").read_text())["pid"]
         assert alive(keeper)
         run.start()
-        await asyncio.sleep(0.3)
+        await run.add("probe", input={"file": str(go)})
+        await run.running("probe")  # the new controller has looked at everything
         go.touch()
         rollout = await run.done("r")
         assert (rollout.reward, rollout.attempt) == (1.0, 1)

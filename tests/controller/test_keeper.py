@@ -87,20 +87,22 @@ async def test_a_function_gets_exactly_its_environment_and_folder(tmp_path: Path
     assert report["argv"] == ["harness_programs:report"]
     assert report["task"] == report["file"] == run.spec["argument"]
     assert not [name for name in report["descriptors"] if "socket" in name or "lock" in name or "pipe" in name]
+    assert report["blocked"] == []
     # even what the kernel shows as this process's first environment is the launcher's, not the controller's
     assert "PYTEST" not in report["initial"]
 
 
 async def test_a_command_gets_exactly_its_environment(tmp_path: Path, spawner: Spawner) -> None:
-    run = Run(tmp_path, spawner, argv=["sh", "-c", "env -0; pwd >&2; ls /proc/self/fd >&2"])
+    script = "env -0; pwd >&2; grep -hE 'Sig(Blk|Ign)' /proc/self/status >&2; ls /proc/self/fd >&2"
+    run = Run(tmp_path, spawner, argv=["sh", "-c", script])
     await run.result()
     given = dict(line.split("=", 1) for line in run.printed().split("\0") if line)
-    assert {name: value for name, value in given.items() if name not in ("PWD", "SHLVL", "_", "OLDPWD")} == run.spec[
-        "env"
-    ]
-    cwd, *descriptors = run.printed("stderr.txt").split()
+    by_the_shell = ("PWD", "SHLVL", "_", "OLDPWD")
+    assert {name: value for name, value in given.items() if name not in by_the_shell} == run.spec["env"]
+    cwd, *signals = run.printed("stderr.txt").split()[:5]
     assert cwd == str(run.work)
-    assert set(descriptors) <= {"0", "1", "2", "3"}  # 3 is ls's own
+    assert signals == ["SigBlk:", "0" * 16, "SigIgn:", "0" * 16]
+    assert set(run.printed("stderr.txt").split()[5:]) <= {"0", "1", "2", "3"}  # 3 is ls's own
 
 
 @pytest.mark.parametrize(

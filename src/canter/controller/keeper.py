@@ -7,7 +7,7 @@ double forks. The last thing it does is to write `exit.json`. Standard library o
 
     spec         {"folder", "cwd", "env", "argv" | "function" + "argument", "timeout_s", "grace_s", "log_bytes"}
     keeper.json  {"pid", "start", "boot"}: who keeps this folder's process
-    exit.json    {"outcome", "exit_code", "message", "ended_at", "wall_s", "cpu_s", "max_rss_kib"}
+    exit.json    {"outcome", "exit_code", "message", "ended_at", "wall_s", "cpu_s", "keeper_cpu_s", "max_rss_kib"}
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
     fault = _read_all(fault_read)
     for name in ("stdout.txt", "stderr.txt"):
         _cut(os.path.join(spec["folder"], name), spec["log_bytes"])
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    usage, own = resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF)
     return {
         "outcome": "spawn_failed" if fault else outcome,
         "exit_code": None if status is None else os.waitstatus_to_exitcode(status),
@@ -100,6 +100,7 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
         "ended_at": time.time(),
         "wall_s": round(time.monotonic() - began, 3),
         "cpu_s": round(usage.ru_utime + usage.ru_stime, 3),
+        "keeper_cpu_s": round(own.ru_utime + own.ru_stime, 3),
         "max_rss_kib": usage.ru_maxrss,
     }
 

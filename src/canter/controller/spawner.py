@@ -102,7 +102,7 @@ class Spawner:
             self._disconnect()
             raise LaunchError(f"the {self._setup.name} launcher cannot start: {answer['error']}")
         if answer["threads"]:
-            log.warning(
+            log.info(
                 "importing %s started threads %s; they do not exist in the forked %s, and locks they hold stay held",
                 ", ".join(self._setup.modules),
                 answer["threads"],

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from canter.config import Config
 
 NAME = "mini-swe-agent"
+_RUN = "canter.harness.mini_process:run"
 
 _ENVIRONMENT = {
     "MSWEA_CONFIGURED": "true",  # no first-start wizard
@@ -48,13 +49,7 @@ class MiniSweAgent:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        return (
-            "minisweagent.run.mini",
-            "minisweagent.agents.interactive",
-            "minisweagent.environments.local",
-            "minisweagent.models.litellm_textbased_model",
-            f"{__name__}:run",
-        )
+        return (_RUN,)
 
     def launcher_env(self, private: Path) -> Mapping[str, str]:
         # read when it is imported; its own folder, so that nothing of the user's configuration gets in
@@ -72,14 +67,7 @@ class MiniSweAgent:
         argv += ["-t", str(seat.task["prompt"]), "-o", str(seat.folder / "traj.json")]
         for spec in specs:
             argv += ["-c", spec]
-        return Program(function=f"{__name__}:run", argument=argv, env=_ENVIRONMENT)
-
-
-def run(argv: list[str]) -> None:
-    """What `mini` does with this argv; ends with SystemExit."""
-    from minisweagent.run.mini import app
-
-    app(args=argv, prog_name="mini")
+        return Program(function=_RUN, argument=argv, env=_ENVIRONMENT)
 
 
 def from_config(config: Config) -> MiniSweAgent:
