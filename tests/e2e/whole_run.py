@@ -80,6 +80,8 @@ class WholeRun:
         return RunFolder(sorted(self.folder.glob("runs/*/config.toml"))[-1].parent)
 
     def rows(self) -> list[dict[str, Any]]:
+        if not list(self.folder.glob("runs/*/config.toml")):
+            return []
         file = self.run.metrics
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
