@@ -37,7 +37,7 @@ class Board:
             return
         if rollout.state is RolloutState.QUEUED:
             self._open.pop(rollout.id, None)
-            if rollout.id not in self._queued:
+            if known is None or _progress(rollout) > _progress(known):
                 self._queued[rollout.id] = Queued(rollout, now)
         else:
             self._queued.pop(rollout.id, None)
