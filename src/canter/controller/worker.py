@@ -136,6 +136,6 @@ def _call(function: Callable[[Any], object], argument: Any) -> int:
     except BaseException:
         traceback.print_exc()
         code = 1
-    # what the interpreter, and a child of `multiprocessing`, does at its end: idle pools are told to end, threads joined
+    # as the interpreter, and a child of `multiprocessing`, ends: idle pools are told to end, threads are joined
     threading._shutdown()  # type: ignore[attr-defined]
     return code
