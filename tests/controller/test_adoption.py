@@ -49,6 +49,15 @@ class Killable:
             await self.process.wait()
 
 
+@contextlib.asynccontextmanager
+async def controllers_of(run: Rig) -> AsyncIterator[Killable]:
+    killable = Killable(run, await run.store.issue_key(KeyKind.SERVICE))
+    try:
+        yield killable
+    finally:
+        await killable.end()
+
+
 def _without_none(tree: object) -> object:
     if isinstance(tree, dict):
         return {name: _without_none(value) for name, value in tree.items() if value is not None}
@@ -68,13 +77,11 @@ async def harness_waits(tmp_path: Path) -> AsyncIterator[tuple[Rig, Killable, Pa
     config = settings(
         {"function": "harness_programs:wait_for"}, EXACT, runner={"retry_delay_s": 0.0, "keep_dirs": "all"}
     )
-    async with rig(config, tmp_path / "run") as run:
-        killable = Killable(run, await run.store.issue_key(KeyKind.SERVICE))
+    async with rig(config, tmp_path / "run") as run, controllers_of(run) as killable:
         await killable.start()
         await run.add("r", max_attempts=2, input={"file": str(go)})
         await run.running("r")
         yield run, killable, go
-        await killable.end()
 
 
 async def test_the_next_controller_adopts_what_runs(harness_waits: tuple[Rig, Killable, Path]) -> None:
@@ -130,8 +137,7 @@ async def test_a_grader_that_runs_is_adopted(tmp_path: Path) -> None:
     config = settings(
         {"function": "harness_programs:nothing"}, {"command": ["sh", "-c", script]}, runner={"keep_dirs": "all"}
     )
-    async with rig(config, tmp_path / "run") as run:
-        killable = Killable(run, await run.store.issue_key(KeyKind.SERVICE))
+    async with rig(config, tmp_path / "run") as run, controllers_of(run) as killable:
         await killable.start()
         await run.add("r")
         await eventually((run.folder("r") / "grading" / "1" / "command.txt").exists)
@@ -141,7 +147,6 @@ async def test_a_grader_that_runs_is_adopted(tmp_path: Path) -> None:
         go.touch()
         assert (await run.done("r")).reward == 0.75
         assert os.listdir(run.folder("r") / "grading") == ["1"]
-        await killable.end()
 
 
 async def test_killed_again_and_again_it_still_finishes_everything(tmp_path: Path) -> None:
@@ -149,8 +154,7 @@ async def test_killed_again_and_again_it_still_finishes_everything(tmp_path: Pat
     moments = random.Random(7)
     command = ["sh", "-c", "echo $$ >> started; sleep 0.1; echo 42"]
     config = settings({"command": command}, EXACT, runner={"concurrency": 3, "retry_delay_s": 0.0, "keep_dirs": "all"})
-    async with rig(config, tmp_path / "run") as run:
-        killable = Killable(run, await run.store.issue_key(KeyKind.SERVICE))
+    async with rig(config, tmp_path / "run") as run, controllers_of(run) as killable:
         ids = [f"r{i}" for i in range(9)]
         await run.add(*ids, max_attempts=9)
         for _ in range(4):
@@ -165,4 +169,3 @@ async def test_killed_again_and_again_it_still_finishes_everything(tmp_path: Pat
             for number in range(1, rollout.attempt + 1):
                 started = run.folder(id, number) / "work" / "started"
                 assert not started.exists() or len(started.read_text().split()) == 1
-        await killable.end()
