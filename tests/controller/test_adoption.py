@@ -93,6 +93,7 @@ async def test_the_next_controller_adopts_what_runs(harness_waits: tuple[Rig, Ki
     await up(run, go)
     assert alive(keeper)
     go.touch()
+    await run.done("probe")
     rollout = await run.done("r")
     assert (rollout.reward, rollout.attempt) == (1.0, 1)
 
@@ -145,6 +146,7 @@ async def test_a_grader_that_runs_is_adopted(tmp_path: Path) -> None:
         await killable.start()
         await up(run, go)
         go.touch()
+        await run.done("probe")
         assert (await run.done("r")).reward == 0.75
         assert os.listdir(run.folder("r") / "grading") == ["1"]
 

@@ -326,6 +326,7 @@ async def test_a_stop_leaves_harnesses_to_the_next_controller(tmp_path: Path) ->
         await run.add("probe", input={"file": str(go)})
         await run.running("probe")  # the new controller has looked at everything
         go.touch()
+        await run.done("probe")
         rollout = await run.done("r")
         assert (rollout.reward, rollout.attempt) == (1.0, 1)
 
