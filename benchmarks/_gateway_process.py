@@ -1,8 +1,9 @@
 """The gateway under measurement, in a process of its own.
 
-    python benchmarks/_gateway_process.py passthrough|tokens FOLDER UPSTREAM ROLLOUTS
+    python benchmarks/_gateway_process.py relay|passthrough|tokens FOLDER UPSTREAM ROLLOUTS
 
-Prints one JSON line, `{"url", "keys"}`, and serves until it is told to end.
+`relay` is the floor: the same HTTP server and client with nothing in between, no keys, no recording. Prints one JSON
+line, `{"url", "keys"}`, and serves until it is told to end.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ import signal
 import sys
 from pathlib import Path
 
+import aiohttp
 import uvloop
+from yarl import URL
 
 from canter.config import Config
 from canter.engine.fake import FakeEngine
 from canter.engine.openai import OpenAIEngine
 from canter.gateway.app import create_app
 from canter.gateway.engines import Engines
+from canter.gateway.http import Receive, Reply, Request, Scope, Send
 from canter.gateway.passthrough import UpstreamSource
 from canter.gateway.policy import PolicySource
 from canter.gateway.serve import serve
@@ -39,7 +43,7 @@ CHATML = (
 
 
 def words_tokenizer() -> ChatTokenizer:
-    """A byte-level BPE in which `word` with its space is one token, so that texts are as long as they are in practice."""
+    """A byte-level BPE in which `word` with its space is one token: texts are as long as they are in practice."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     backend = Tokenizer(models.BPE())
@@ -75,16 +79,38 @@ async def make_source(mode: str, config: Config, upstream: str) -> Source:
     return PolicySource(config, make_rendering(tokenizer, "template"), tokenizer, engines)
 
 
+class Relay:
+    """An ASGI app that sends a request's bytes on and its reply's bytes back."""
+
+    def __init__(self, upstream: str) -> None:
+        self._url = URL(upstream + "/chat/completions")
+        self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        body = await request.body(limit=2**30, deadline_s=60)
+        async with self._http.post(self._url, data=body, headers={"content-type": "application/json"}) as response:
+            await request.reply(Reply(response.status, await response.read()))
+
+    async def close(self) -> None:
+        await self._http.close()
+
+
 async def main() -> None:
     mode, folder, upstream, rollouts = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     config = settings(folder)
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    if mode == "relay":
+        async with serve(Relay(upstream), config.gateway, grace_s=1) as url:
+            print(json.dumps({"url": url, "keys": ["none"]}), flush=True)
+            await stop.wait()
+        return
     store = open_store(folder / "canter.db")
     source = await make_source(mode, config, upstream)
     ids = [f"r{i}" for i in range(rollouts)]
     await store.create_rollouts([Rollout(id, "g", Task("t", "none")) for id in ids])
     keys = [(await store.start_attempt(id, 1)).agent_key for id in ids]
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with serve(create_app(config, store, source), config.gateway, grace_s=1) as url:
         print(json.dumps({"url": url, "keys": keys}), flush=True)
         await stop.wait()

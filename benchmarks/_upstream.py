@@ -1,7 +1,7 @@
 """A fake OpenAI-compatible server that answers at once, as vLLM would: token ids, logprobs, text.
 
-How long the reply is, is read from the request: a message that begins with `FAKE:p30000:c500` gets 30,000 prompt ids and
-500 sampled tokens. Raw asyncio, so that it costs as little as possible beside what is measured.
+How long the reply is, is read from the request: a message that begins with `FAKE:p30000:c500` gets 30,000 prompt ids
+and 500 sampled tokens. Raw asyncio, so that it costs as little as possible beside what is measured.
 
     python benchmarks/_upstream.py      prints its port and serves until it is stopped
 """
@@ -9,6 +9,7 @@ How long the reply is, is read from the request: a message that begins with `FAK
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import re
@@ -87,7 +88,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         uvloop.run(main())
-    except KeyboardInterrupt:
-        pass

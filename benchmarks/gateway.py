@@ -1,8 +1,9 @@
 """What a recorded call costs the gateway: CPU, memory and disk, measured from outside its process.
 
 Pass-through: the gateway in front of a fake upstream, every call committed (SQLite, `synchronous=FULL`) before its
-reply; the same load straight to the upstream is the floor. Token mode: one conversation that grows by 300 tokens a
-call to beyond 30,000, rendered, sampled by the fake engine and parsed.
+reply. Its floors in the same run: the upstream itself, and a relay that is the same HTTP server and client with
+nothing in between; `cpu_over_relay` is the ratio that does not depend on the machine. Token mode: one conversation
+that grows by 300 tokens a call to beyond 30,000, rendered, sampled by the fake engine and parsed.
 
     python benchmarks/gateway.py [--json] [--quick]
 """
@@ -10,20 +11,19 @@ call to beyond 30,000, rendered, sampled by the fake engine and parsed.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import uvloop
 from _gateway_process import MODEL, START_TOKENS, TURN_TOKENS
 from _load import Load, chat_body, cpu_s, load, resident_kb
@@ -35,22 +35,18 @@ ROLLOUTS = 64
 
 @dataclass(frozen=True)
 class Gateway:
-    """A gateway process: where it listens, the agent keys of its rollouts, and its store's folder."""
+    """A gateway process: where it listens, and the agent keys of its rollouts."""
 
     pid: int
     url: str
     keys: list[str]
-    folder: Path
 
     @property
     def address(self) -> tuple[str, int]:
         parts = urlsplit(self.url)
-        assert parts.hostname and parts.port
+        assert parts.hostname is not None
+        assert parts.port is not None
         return parts.hostname, parts.port
-
-    def stored_bytes(self) -> int:
-        """Of the database and its log together."""
-        return sum(file.stat().st_size for file in self.folder.iterdir())
 
 
 @contextmanager
@@ -70,36 +66,37 @@ def child(*argv: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 @contextmanager
-def gateway(mode: str, upstream: str) -> Iterator[Gateway]:
-    folder = Path(tempfile.mkdtemp(prefix="canter-bench-"))
-    try:
-        with child(str(HERE / "_gateway_process.py"), mode, str(folder), upstream, str(ROLLOUTS)) as (process, line):
-            told = json.loads(line)
-            yield Gateway(process.pid, told["url"], told["keys"], folder)
-    finally:
-        shutil.rmtree(folder)
+def gateway(mode: str, folder: str, upstream: str = "") -> Iterator[Gateway]:
+    with child(str(HERE / "_gateway_process.py"), mode, folder, upstream, str(ROLLOUTS)) as (process, line):
+        told = json.loads(line)
+        yield Gateway(process.pid, told["url"], told["keys"])
 
 
 async def measure_case(
-    name: str, upstream_port: int, target: Gateway, connections: int, calls: int
+    name: str, upstream_port: int, relay: Gateway, target: Gateway, connections: int, calls: int
 ) -> dict[str, float | int | str]:
-    """One case at one concurrency: through the gateway and straight to the upstream."""
+    """One case at one concurrency: straight to the upstream, through the relay, and through the gateway."""
     size, prompt_tokens, tokens = CASES[name]
     body = chat_body(MODEL, size, prompt_tokens, tokens)
-    host, port = target.address
     path = "/v1/chat/completions"
-    direct = await load("127.0.0.1", upstream_port, path, body, ["none"], connections=connections, calls=min(calls, 1000))
-    await load(host, port, path, body, target.keys, connections=8, calls=3 * len(target.keys))
-    before_cpu, before_kb, before_disk = cpu_s(target.pid), resident_kb(target.pid), target.stored_bytes()
-    through = await load(host, port, path, body, target.keys, connections=connections, calls=calls)
+    floor = min(calls, 1000)
+    direct = await load("127.0.0.1", upstream_port, path, body, ["none"], connections=connections, calls=floor)
+    relay_cpu = cpu_s(relay.pid)
+    relayed = await load(*relay.address, path, body, relay.keys, connections=connections, calls=floor)
+    relay_ms = 1000 * (cpu_s(relay.pid) - relay_cpu) / relayed.calls
+    await load(*target.address, path, body, target.keys, connections=connections, calls=8 * len(target.keys))
+    before_cpu, before_kb = cpu_s(target.pid), resident_kb(target.pid)
+    through = await load(*target.address, path, body, target.keys, connections=connections, calls=calls)
     _check(through)
+    cpu_ms = 1000 * (cpu_s(target.pid) - before_cpu) / through.calls
     return {
         "case": name,
         "connections": connections,
         "calls": through.calls,
-        "cpu_ms_per_call": round(1000 * (cpu_s(target.pid) - before_cpu) / through.calls, 3),
+        "cpu_ms_per_call": round(cpu_ms, 3),
+        "relay_cpu_ms_per_call": round(relay_ms, 3),
+        "cpu_over_relay": round(cpu_ms / relay_ms, 2),
         "resident_kb_per_call": round((resident_kb(target.pid) - before_kb) / through.calls, 3),
-        "stored_bytes_per_call": round((target.stored_bytes() - before_disk) / through.calls),
         "calls_per_s": round(through.calls_per_s, 1),
         "p50_ms": round(through.p50_ms, 2),
         "p99_ms": round(through.p99_ms, 2),
@@ -117,48 +114,66 @@ def _check(result: Load) -> None:
 async def measure_passthrough(calls: dict[str, int]) -> list[dict[str, Any]]:
     rows = []
     with child(str(HERE / "_upstream.py")) as (_, port):
-        for name in CASES:
-            with gateway("passthrough", f"http://127.0.0.1:{port}/v1") as target:
+        url = f"http://127.0.0.1:{port}/v1"
+        for name, count in calls.items():
+            with (
+                TemporaryDirectory() as folder,
+                gateway("relay", folder, url) as relay,
+                gateway("passthrough", folder, url) as target,
+            ):
                 for connections in (1, 16, 64):
-                    rows.append(await measure_case(name, int(port), target, connections, calls[name]))
+                    rows.append(await measure_case(name, int(port), relay, target, connections, count))
     return rows
 
 
 async def measure_tokens(turns: int) -> dict[str, Any]:
-    """A conversation that begins with 30,000 tokens and grows by 300 a call."""
-    import aiohttp
-
-    filler = "word " * (TURN_TOKENS // 2)
-    messages: list[dict[str, str]] = [{"role": "system", "content": "You work in a shell."}]
-    while sum(len(m["content"]) for m in messages) < 5 * START_TOKENS:  # each filler word is one token
-        messages += [{"role": "user", "content": f"{len(messages)} {filler}"}, {"role": "assistant", "content": filler}]
-    messages.append({"role": "user", "content": filler})
-    with gateway("tokens", "") as target:
-        headers = {"authorization": f"Bearer {target.keys[0]}"}
-        cpu: list[float] = []
-        stored: list[int] = []
-        prompt_tokens = 0
-        async with aiohttp.ClientSession(target.url, headers=headers) as http:
-            for turn in range(turns + 1):
-                before = cpu_s(target.pid), target.stored_bytes()
-                async with http.post("/v1/chat/completions", json={"model": MODEL, "messages": messages}) as response:
-                    reply = await response.json()
-                    if response.status != 200:
-                        raise SystemExit(f"call {turn} failed: {reply}")
-                cpu.append(cpu_s(target.pid) - before[0])
-                stored.append(target.stored_bytes() - before[1])
-                prompt_tokens = reply["usage"]["prompt_tokens"]
-                messages += [reply["choices"][0]["message"], {"role": "user", "content": f"{turn} {filler}"}]
+    """CPU of each call of a growing conversation, and how the database grows in its first and second half."""
+    runs = [await converse(count) for count in (0, turns // 2, turns)]
+    cpu = runs[-1].cpu_s
+    sizes = [run.database_bytes for run in runs]
     return {
         "case": "tokens",
         "calls": turns,
-        "final_prompt_tokens": prompt_tokens,
+        "final_prompt_tokens": runs[-1].prompt_tokens,
         "first_call_cpu_ms": round(1000 * cpu[0], 1),
         "cpu_ms_per_call": round(1000 * sum(cpu[1:]) / turns, 3),
-        "stored_bytes_per_call": round(sum(stored[1:]) / turns),
-        "stored_bytes_per_call_first_half": round(sum(stored[1 : turns // 2 + 1]) / (turns // 2)),
-        "stored_bytes_per_call_second_half": round(sum(stored[turns // 2 + 1 :]) / (turns - turns // 2)),
+        "first_call_stored_bytes": sizes[0],
+        "stored_bytes_per_call_first_half": round((sizes[1] - sizes[0]) / (turns // 2)),
+        "stored_bytes_per_call_second_half": round((sizes[2] - sizes[1]) / (turns - turns // 2)),
     }
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a conversation took: CPU of each call, the last prompt, and the database once its process has ended."""
+
+    cpu_s: list[float]
+    prompt_tokens: int
+    database_bytes: int
+
+
+async def converse(turns: int) -> Conversation:
+    """A first call with 30,000 tokens, then `turns` more that each add 300."""
+    filler = "word " * (TURN_TOKENS // 2)
+    messages = [{"role": "system", "content": "You work in a shell."}]
+    while len(messages) * TURN_TOKENS / 2 < START_TOKENS:
+        messages += [{"role": "user", "content": f"{len(messages)} {filler}"}, {"role": "assistant", "content": filler}]
+    messages.append({"role": "user", "content": filler})
+    cpu: list[float] = []
+    with TemporaryDirectory() as folder:
+        with gateway("tokens", folder) as target:
+            headers = {"authorization": f"Bearer {target.keys[0]}"}
+            async with aiohttp.ClientSession(target.url, headers=headers) as http:
+                for turn in range(turns + 1):
+                    before = cpu_s(target.pid)
+                    async with http.post("/v1/chat/completions", json={"model": MODEL, "messages": messages}) as answer:
+                        reply = await answer.json()
+                    if answer.status != 200:
+                        raise SystemExit(f"call {turn} failed: {reply}")
+                    cpu.append(cpu_s(target.pid) - before)
+                    messages += [reply["choices"][0]["message"], {"role": "user", "content": f"{turn} {filler}"}]
+        size = (Path(folder) / "canter.db").stat().st_size
+    return Conversation(cpu, reply["usage"]["prompt_tokens"], size)
 
 
 async def main() -> None:
@@ -168,7 +183,7 @@ async def main() -> None:
     args = parser.parse_args()
     scale = 10 if args.quick else 1
     rows = await measure_passthrough({"small": 5000 // scale, "large": 5000 // scale})
-    rows.append(await measure_tokens(100 // (5 if args.quick else 1)))
+    rows.append(await measure_tokens(20 if args.quick else 100))
     for row in rows:
         print("  ".join(f"{name} {value}" for name, value in row.items()))
     if args.json:

@@ -85,15 +85,13 @@ class Conversations:
     async def _get(self, ref: AttemptRef) -> Conversation:
         held = self._held.get(ref)
         if held is None:
-            held = asyncio.ensure_future(self._load(ref))
-            self._held[ref] = held
+            held = self._held[ref] = asyncio.ensure_future(self._load(ref))
         self._held.move_to_end(ref)
-        try:
-            return await asyncio.shield(held)
-        except BaseException:
-            if held.done() and (held.cancelled() or held.exception() is not None) and self._held.get(ref) is held:
-                del self._held[ref]
-            raise
+        if not held.done():
+            await asyncio.wait({held})
+        if (held.cancelled() or held.exception() is not None) and self._held.get(ref) is held:
+            del self._held[ref]  # the next call tries again
+        return held.result()
 
     async def _load(self, ref: AttemptRef) -> Conversation:
         rollout = await self._store.rollout(ref.rollout_id)

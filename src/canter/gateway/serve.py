@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterator
+from typing import Protocol
 
 import uvicorn
 
 from canter.config.tree import GatewayConfig
 from canter.errors import ConfigError
-from canter.gateway.app import App
+from canter.gateway.http import Receive, Scope, Send
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75  # longer than the pauses of a harness between two calls mostly are
@@ -28,6 +30,14 @@ def check_bind(config: GatewayConfig) -> None:
         f"gateway.host = {config.host!r} is reachable from other machines and keys would travel in the clear; set "
         "gateway.tls_cert and gateway.tls_key, or gateway.insecure = true if the network itself is trusted"
     )
+
+
+class App(Protocol):
+    """An ASGI application that can be told to let its waiting requests go."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 @contextlib.asynccontextmanager
@@ -49,6 +59,8 @@ async def serve(
     task = asyncio.create_task(server.serve(sockets))
     try:
         await server.ready.wait()
+        gc.collect()
+        gc.freeze()  # what is loaded now stays: looking through it again and again took a quarter of a large call
         shown = f"[{host}]" if ":" in host else host
         yield f"{'https' if config.tls_cert else 'http'}://{shown}:{bound}"
         if task.done():
