@@ -124,9 +124,12 @@ def _cut_prompt_ids(data: bytes) -> tuple[Ids | None, bytes]:
         return None, data
     start += len(_PROMPT_IDS)
     numbers = data[start:end]
-    if numbers.translate(None, b"0123456789,"):
+    try:
+        ids = np.fromstring(numbers, np.int32, sep=",")
+    except (ValueError, DeprecationWarning):  # something that is no number; JSON will say what
         return None, data
-    ids = np.fromstring(numbers.decode("ascii"), np.int32, sep=",")
+    if len(ids) != numbers.count(b",") + 1:
+        return None, data
     return ids, data[:start] + data[end:]
 
 
