@@ -83,6 +83,8 @@ def breed(task: dict[str, Any]) -> None:
         os._exit(0)
     os.wait()
     _note()
+    while len(Path("pids").read_text().split()) < 5:
+        time.sleep(0.01)
     if not task["input"].get("leave"):
         time.sleep(60)
 
