@@ -4,164 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, TypeVar
-
-from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
+from collections.abc import Sequence
+from dataclasses import replace
 
 from canter import wire
 from canter.errors import BadRequest, NotFound
 from canter.gateway.attempts import Conversations
-from canter.gateway.auth import AttemptRef, check_grader, check_service
+from canter.gateway.auth import AttemptRef, check_grader
 from canter.gateway.dialects.routes import BY_NAME
 from canter.gateway.gate import Gate
-from canter.gateway.http import HttpError, Reply, Request, json_object
+from canter.gateway.http import HttpError, Reply, json_object
 from canter.gateway.source import Source
-from canter.store import Key, Store
-from canter.types import (
-    Call,
-    CallStatus,
-    EngineRecord,
-    KeyKind,
-    Outcome,
-    PolicyVersion,
-    Reason,
-    Reward,
-    Rollout,
-    RolloutState,
-    Split,
-    Task,
+from canter.gateway.visit import (
+    NewAttempt,
+    NewEnd,
+    NewEngine,
+    NewInvalid,
+    NewKey,
+    NewReward,
+    NewRollouts,
+    NewVersion,
+    Visit,
+    Why,
 )
+from canter.store import Store
+from canter.types import Call, CallStatus, EngineRecord, KeyKind, PolicyVersion, Reward, Rollout, RolloutState
 
-LONGEST_WAIT_S = 60.0
 _MAX_ROWS = 10_000
-
-T = TypeVar("T")
-Id = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-Count = Annotated[int, Field(ge=0)]
-
-
-@dataclass(frozen=True, slots=True)
-class _NewRollout:
-    id: Id
-    group: Id
-    task: Task
-    split: Split = Split.TRAIN
-    step: Count = 0
-    index: Count = 0
-    seed: int = 0
-    max_attempts: Annotated[int, Field(ge=1)] = 3
-
-
-@dataclass(frozen=True, slots=True)
-class _NewRollouts:
-    rollouts: list[_NewRollout]
-
-
-@dataclass(frozen=True, slots=True)
-class _Number:
-    number: Annotated[int, Field(ge=1)]
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    outcome: Outcome
-    exit_code: int | None = None
-    reason: Reason | None = None
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Invalid:
-    reason: Reason
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    value: float
-    source: str = "grader"
-    details: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Engine:
-    url: Id
-    model: str
-    version: Count
-    key: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Version:
-    version: Count
-    step: Count
-    path: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    kind: KeyKind
-
-
-_ADAPTERS: dict[type, TypeAdapter[Any]] = {
-    shape: TypeAdapter(shape)
-    for shape in (_NewRollouts, _Number, _End, _Invalid, _Message, _Value, _Engine, _Version, _Kind)
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """A request under `/api` as a handler sees it: who asks, the path's parameters, the query and the body."""
-
-    key: Key
-    params: Mapping[str, str]
-    query: Mapping[str, Sequence[str]]
-    body: bytes
-
-    def read(self, shape: type[T]) -> T:
-        """The body as `shape`. Raises `BadRequest` that names the first wrong field."""
-        try:
-            value: T = _ADAPTERS[shape].validate_json(self.body or b"{}", strict=True)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the body"
-            raise BadRequest(f"{where}: {first['msg']}", param=where) from error
-        return value
-
-    def attempt(self) -> AttemptRef:
-        try:
-            return AttemptRef(self.params["id"], int(self.params["n"]))
-        except ValueError as error:
-            raise NotFound(f"attempt {self.params['n']!r} is no number") from error
-
-    def one(self, name: str) -> str | None:
-        values = self.query.get(name)
-        return values[-1] if values else None
-
-    def integer(self, name: str, default: int, *, high: int) -> int:
-        text = self.one(name)
-        if text is None:
-            return default
-        if not text.isdecimal():
-            raise BadRequest(f"{name} must be an integer from 0 up, got {text!r}", param=name)
-        return min(int(text), high)
-
-    def seconds(self, name: str) -> float:
-        text = self.one(name) or "0"
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
-        if not value >= 0:
-            raise BadRequest(f"{name} must be seconds from 0 up, got {text!r}", param=name)
-        return min(value, LONGEST_WAIT_S)
 
 
 class Api:
@@ -181,7 +50,7 @@ class Api:
     # -- rollouts --
 
     async def create_rollouts(self, visit: Visit) -> Reply:
-        asked = visit.read(_NewRollouts)
+        asked = visit.read(NewRollouts)
         rollouts = [
             Rollout(r.id, r.group, r.task, r.split, r.step, r.index, r.seed, max_attempts=r.max_attempts)
             for r in asked.rollouts
@@ -214,13 +83,13 @@ class Api:
         )
 
     async def cancel(self, visit: Visit) -> Reply:
-        rollout = await self._store.cancel(visit.params["id"], visit.read(_Message).message)
+        rollout = await self._store.cancel(visit.params["id"], visit.read(Why).message)
         return self._changed(rollout)
 
     # -- attempts --
 
     async def start_attempt(self, visit: Visit) -> Reply:
-        started = await self._store.start_attempt(visit.params["id"], visit.read(_Number).number)
+        started = await self._store.start_attempt(visit.params["id"], visit.read(NewAttempt).number)
         return Reply.json(
             {"attempt": started.attempt, "agent_key": started.agent_key, "grader_key": started.grader_key}
         )
@@ -231,20 +100,20 @@ class Api:
         return Reply.json({"attempt": attempt})
 
     async def end_attempt(self, visit: Visit) -> Reply:
-        ref, end = visit.attempt(), visit.read(_End)
+        ref, end = visit.attempt(), visit.read(NewEnd)
         rollout = await self._store.end_attempt(
             ref.rollout_id, ref.number, end.outcome, exit_code=end.exit_code, reason=end.reason, message=end.message
         )
         return self._changed(rollout)
 
     async def invalidate(self, visit: Visit) -> Reply:
-        ref, why = visit.attempt(), visit.read(_Invalid)
+        ref, why = visit.attempt(), visit.read(NewInvalid)
         return self._changed(await self._store.invalidate(ref.rollout_id, ref.number, why.reason, why.message))
 
     async def post_reward(self, visit: Visit) -> Reply:
         ref = visit.attempt()
         check_grader(visit.key, ref)
-        given = visit.read(_Value)
+        given = visit.read(NewReward)
         try:
             reward = Reward(ref.rollout_id, ref.number, given.value, given.source, given.details)
         except ValueError as error:
@@ -314,13 +183,13 @@ class Api:
     # -- keys, engines, versions, facts --
 
     async def issue_key(self, visit: Visit) -> Reply:
-        kind = visit.read(_Kind).kind
+        kind = visit.read(NewKey).kind
         if kind not in (KeyKind.SERVICE, KeyKind.ADMIN):
             raise BadRequest(f"{kind} keys come with their attempt; issue service or admin keys here", param="kind")
         return Reply.json({"key": await self._store.issue_key(kind)})
 
     async def set_engine(self, visit: Visit) -> Reply:
-        asked = visit.read(_Engine)
+        asked = visit.read(NewEngine)
         record = EngineRecord(asked.url, asked.model, asked.version, time.time())
         await self._source.register(record, asked.key)
         await self._store.set_engine(record)
@@ -338,7 +207,7 @@ class Api:
         return Reply.json({"engines": await self._store.engines()})
 
     async def add_version(self, visit: Visit) -> Reply:
-        asked = visit.read(_Version)
+        asked = visit.read(NewVersion)
         await self._store.add_version(PolicyVersion(asked.version, asked.step, asked.path))
         return Reply.json({})
 
@@ -367,91 +236,6 @@ class Api:
         """After a change of state the attempt's conversation is not needed in memory any more."""
         self._conversations.forget(AttemptRef(rollout.id, rollout.attempt))
         return Reply.json({"rollout": _public(rollout)})
-
-
-Handler = Callable[[Api, Visit], Awaitable[Reply]]
-
-
-Rights = Literal["service", "admin", "handler"]
-
-_ROUTES: tuple[tuple[str, str, Handler, Rights], ...] = (
-    ("POST", "/api/rollouts", Api.create_rollouts, "service"),
-    ("GET", "/api/rollouts", Api.list_rollouts, "service"),
-    ("GET", "/api/rollouts/{id}", Api.get_rollout, "service"),
-    ("POST", "/api/rollouts/{id}/cancel", Api.cancel, "service"),
-    ("POST", "/api/rollouts/{id}/attempts", Api.start_attempt, "service"),
-    ("PUT", "/api/rollouts/{id}/attempts/{n}/process", Api.set_process, "service"),
-    ("POST", "/api/rollouts/{id}/attempts/{n}/end", Api.end_attempt, "service"),
-    ("POST", "/api/rollouts/{id}/attempts/{n}/invalid", Api.invalidate, "service"),
-    ("POST", "/api/rollouts/{id}/attempts/{n}/reward", Api.post_reward, "handler"),
-    ("GET", "/api/rollouts/{id}/attempts/{n}/grading", Api.grading, "handler"),
-    ("GET", "/api/attempts", Api.open_attempts, "service"),
-    ("GET", "/api/events", Api.events, "service"),
-    ("GET", "/api/stats", Api.stats, "service"),
-    ("GET", "/api/calls", Api.calls, "service"),
-    ("GET", "/api/calls/{id}/bodies", Api.bodies, "service"),
-    ("POST", "/api/keys", Api.issue_key, "admin"),
-    ("PUT", "/api/engines", Api.set_engine, "service"),
-    ("DELETE", "/api/engines", Api.remove_engine, "service"),
-    ("GET", "/api/engines", Api.engines, "service"),
-    ("POST", "/api/versions", Api.add_version, "service"),
-    ("GET", "/api/versions", Api.versions, "service"),
-    ("POST", "/api/pause", Api.pause, "service"),
-    ("POST", "/api/resume", Api.resume, "service"),
-    ("PUT", "/api/facts/{name}", Api.set_fact, "service"),
-    ("GET", "/api/facts/{name}", Api.fact, "service"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """A route that a path leads to. `rights`: `service`, `admin`, or `handler` where that checks the key itself."""
-
-    handler: Handler
-    params: Mapping[str, str]
-    rights: Rights
-
-    def check(self, key: Key) -> None:
-        """Raises `Forbidden` or `Unauthorized` unless the key may use the route at all."""
-        if self.rights != "handler":
-            check_service(key, admin=self.rights == "admin")
-
-    async def call(self, api: Api, key: Key, query: Mapping[str, Sequence[str]], body: bytes) -> Reply:
-        return await self.handler(api, Visit(key, self.params, query, body))
-
-
-def find(request: Request) -> Match:
-    """The route of a request. Raises `HttpError` 404 or 405."""
-    segments = request.segments()
-    allowed: list[str] = []
-    for method, pattern, handler, rights in _ROUTES:
-        params = _params(pattern.split("/")[1:], segments)
-        if params is not None and method == request.method:
-            return Match(handler, params, rights)
-        allowed += [method] if params is not None else []
-    raise no_route(request, allowed)
-
-
-def no_route(request: Request, allowed: Sequence[str]) -> HttpError:
-    """404, or 405 where other methods are `allowed`."""
-    if allowed:
-        methods = ", ".join(sorted(allowed))
-        return HttpError(
-            405, "method_not_allowed", f"{request.path} takes {methods}, not {request.method}", {"allow": methods}
-        )
-    return HttpError(404, "not_found", f"no route {request.method} {request.path}; see docs/api.md")
-
-
-def _params(pattern: Sequence[str], segments: Sequence[str]) -> dict[str, str] | None:
-    if len(pattern) != len(segments):
-        return None
-    params: dict[str, str] = {}
-    for wanted, segment in zip(pattern, segments, strict=True):
-        if wanted.startswith("{"):
-            params[wanted[1:-1]] = segment
-        elif wanted != segment:
-            return None
-    return params
 
 
 def _wants_hidden(visit: Visit) -> bool:

@@ -6,7 +6,7 @@ import logging
 
 from canter.config import Config
 from canter.errors import CanterError, Forbidden, Refused
-from canter.gateway.api import Api, find, no_route
+from canter.gateway.api import Api
 from canter.gateway.attempts import Conversations
 from canter.gateway.auth import agent_of, identify
 from canter.gateway.calls import ModelCalls
@@ -16,6 +16,7 @@ from canter.gateway.gate import Gate
 from canter.gateway.http import ClientGone, Receive, Reply, Request, Scope, Send, json_object
 from canter.gateway.problems import Shape, reply_to, status_and_kind
 from canter.gateway.redact import redact
+from canter.gateway.routes import find, no_route
 from canter.gateway.source import Source
 from canter.gateway.stream import Timing, carry
 from canter.store import Key, Store
