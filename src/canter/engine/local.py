@@ -59,12 +59,19 @@ class LocalEngine:
     ) -> None:
         _check_attention(model.config)
         place = _device(device)
-        self._model = model.to(device=place, dtype=dtype).eval().requires_grad_(False)
+        self._model = _place(model, place, dtype)
         self._name = name
         self._eos = _eos(model)
         self._vocabulary = int(model.get_input_embeddings().num_embeddings)
-        chunk = CHUNK[place.type]
-        batcher = Batcher(model, decode, max_batch=max_batch, cache_tokens=cache_tokens, chunk=chunk, version=version)
+        batcher = Batcher(
+            model,
+            decode,
+            max_batch=max_batch,
+            cache_tokens=cache_tokens,
+            chunk=CHUNK[place.type],
+            min_rows=MIN_ROWS[place.type],
+            version=version,
+        )
         self._context_tokens = min(context_tokens or model.config.max_position_embeddings, batcher.longest)
         if context_tokens and context_tokens > batcher.longest:
             raise ConfigError(
@@ -172,6 +179,15 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("engine.device = 'cuda', but torch sees no GPU; use 'auto' or 'cpu'")
     return device
+
+
+def _place(model: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Only weights change their type: rotary frequencies, which are buffers, need float32."""
+    model.to(device).eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def _eos(model: Any) -> frozenset[int]:
