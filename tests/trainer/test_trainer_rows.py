@@ -63,9 +63,11 @@ def test_long_replies_behind_a_short_prompt_do_not_share() -> None:
     assert all(row.plain for row in shared_rows(samples, width=64, token_budget=10**6))
 
 
-def test_a_first_token_cannot_be_trained() -> None:
+def test_samples_that_cannot_be_scored_are_refused() -> None:
     with pytest.raises(ValueError, match="first token"):
         plain_row([short([1, 2], [0])], 0)
+    with pytest.raises(ValueError, match="sample 0 of g0: nothing in it is trained"):
+        plain_row([short([1, 2], [])], 0)
 
 
 def test_the_mask_lets_a_token_see_the_prefix_and_its_own_branch() -> None:

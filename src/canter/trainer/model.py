@@ -99,9 +99,7 @@ def hidden_states(decoder: nn.Module, ids_BT: Tensor, positions_BT: Tensor, bran
 def load(folder: Path, config: Config, *, device: torch.device) -> Policy:
     """The model in `folder` with float32 weights, set up as `config.trainer` says. Raises ConfigError."""
     from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()  # it would write over the run's own display
     settings = AutoConfig.from_pretrained(folder, local_files_only=True)
     quiet = {name: 0.0 for name in settings.to_dict() if name.endswith(("dropout", "_pdrop"))}
     try:

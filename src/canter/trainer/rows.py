@@ -55,10 +55,12 @@ class Row:
 
 
 def places(sample: Sample) -> Index:
-    """Where the sample is scored: its trained tokens. The first token of a sequence has nothing that predicts it."""
+    """Where the sample is scored: its trained tokens, of which there is at least one. The first token of a sequence has
+    nothing that predicts it."""
     found = np.flatnonzero(sample.mask)
-    if len(found) and found[0] == 0:
-        raise ValueError(f"sample {sample.chain} of {sample.rollout_id}: its first token cannot be trained")
+    if not len(found) or found[0] == 0:
+        what = "its first token cannot be trained" if len(found) else "nothing in it is trained"
+        raise ValueError(f"sample {sample.chain} of {sample.rollout_id}: {what}")
     return found
 
 

@@ -39,8 +39,6 @@ async def run_trainer(
     given, and is resumed as soon as it has those of the last published version. Raises what `loop.train` raises, and
     ConfigError.
     """
-    if config.run.threads is not None:
-        torch.set_num_threads(config.run.threads)
     tasks = read_tasks(config.path(config.tasks.train))
     heldout = read_tasks(config.path(config.tasks.eval)) if config.tasks.eval else []
     policy = await asyncio.to_thread(load, model, config, device=device_of(config))
