@@ -46,7 +46,9 @@ class TorchBackend:
         self._loss = LossSettings.of(config.trainer)
         self._temperature = config.sampling.temperature
         self._sync = sync
-        self._reference = _frozen_copy(policy.decoder, policy.head) if self._loss.kl and not policy.adapted else None
+        self._reference = (
+            _frozen_copy(policy.decoder, policy.head) if self._loss.kl and policy.adapted is None else None
+        )
         self._parameters = [p for p in policy.model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(
             _decayed(self._parameters, config.trainer.weight_decay),
