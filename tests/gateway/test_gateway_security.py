@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -207,6 +208,18 @@ async def test_a_port_in_use_is_a_config_error() -> None:
         with pytest.raises(ConfigError, match=r"gateway\.port=0"):
             async with serve(rig.app, taken.gateway):
                 pass
+
+
+async def test_it_listens_on_a_unix_socket_as_well(tmp_path: Path) -> None:
+    path = str(tmp_path / "gateway.sock")
+    async with (
+        gateway() as rig,
+        serve(rig.app, config().gateway, uds=path),
+        aiohttp.ClientSession(connector=aiohttp.UnixConnector(path)) as http,
+    ):
+        headers = {"authorization": f"Bearer {rig.agent_key}"}
+        async with http.post("http://gateway/v1/chat/completions", json=CHAT, headers=headers) as response:
+            assert response.status == 200
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from canter.types import (
     Call,
     CallBodies,
     CallStatus,
+    FinishReason,
     Generation,
     Reason,
 )
@@ -125,7 +126,10 @@ class ModelCalls:
             sampled = await self._sample(ticket, raw, flight)
             flight.sampled = not flight.abandoned
             body = orjson.dumps(sampled.reply)
-            call = _call(ticket, sampled, abandoned=flight.abandoned)
+            if flight.abandoned:
+                call = _call(ticket, sampled, CallStatus.CANCELLED, Reason.CLIENT_GONE)
+            else:
+                call = _call(ticket, sampled, CallStatus.OK, why_untrainable(sampled.generation))
             await self._store.append_call(call, CallBodies(raw, body))
             if call.status is CallStatus.OK:
                 sampled.remember()
@@ -149,51 +153,50 @@ class ModelCalls:
 
     async def _record(self, ticket: Ticket, raw: bytes, status: CallStatus, reason: Reason) -> None:
         """Commits a call of which no token is known. A lost record is logged: the first failure counts more."""
-        call = replace(_call(ticket, None, abandoned=False), status=status, untrainable=reason)
         try:
-            await self._store.append_call(call, CallBodies(raw, b""))
+            await self._store.append_call(_call(ticket, _NOTHING, status, reason), CallBodies(raw, b""))
         except CanterError as error:
-            logger.warning("call %s of attempt %s was not recorded: %s", call.id, ticket.conversation.ref, error)
+            logger.warning("call %s of attempt %s was not recorded: %s", ticket.call_id, ticket.conversation.ref, error)
 
 
-def _call(ticket: Ticket, sampled: Sampled | None, *, abandoned: bool) -> Call:
-    """The record of a call; without `sampled`, of one that gave nothing."""
-    asked, ref = ticket.asked, ticket.conversation.ref
-    call = Call(
+_NOTHING = Sampled(
+    reply={},
+    generation=Generation(NO_IDS, NO_LOGPROBS, FinishReason.ABORT, ()),
+    parent_id=None,
+    prefix_len=0,
+    suffix=NO_IDS,
+    effective={},
+    remember=lambda: None,
+)
+"""Of a call that gave no token that is known."""
+
+
+def _call(ticket: Ticket, sampled: Sampled, status: CallStatus, untrainable: Reason | None) -> Call:
+    """The record of a call."""
+    ref, generation = ticket.conversation.ref, sampled.generation
+    return Call(
         id=ticket.call_id,
         rollout_id=ref.rollout_id,
         attempt=ref.number,
         ordinal=ticket.ordinal,
-        parent_id=None,
-        prefix_len=0,
-        suffix=NO_IDS,
-        sampled=NO_IDS,
-        logprobs=NO_LOGPROBS,
-        versions=(),
-        dialect=asked.dialect,
-        model=asked.model,
-        requested=asked.requested,
-        started_at=ticket.started_at,
-        finished_at=time.time(),
-    )
-    if sampled is None:
-        return call
-    generation = sampled.generation
-    return replace(
-        call,
         parent_id=sampled.parent_id,
         prefix_len=sampled.prefix_len,
         suffix=sampled.suffix,
         sampled=generation.ids,
         logprobs=generation.logprobs,
         versions=generation.versions,
-        status=CallStatus.CANCELLED if abandoned else CallStatus.OK,
+        status=status,
         finish_reason=generation.finish_reason,
-        untrainable=Reason.CLIENT_GONE if abandoned else why_untrainable(generation),
+        untrainable=untrainable,
+        dialect=ticket.asked.dialect,
+        model=ticket.asked.model,
         fork=sampled.fork,
         proposed_parent_id=sampled.proposed_parent_id,
         fork_at=sampled.fork_at,
+        requested=ticket.asked.requested,
         effective=sampled.effective,
+        started_at=ticket.started_at,
+        finished_at=time.time(),
     )
 
 

@@ -85,7 +85,7 @@ def _headers(error: CanterError, status: int) -> tuple[tuple[bytes, bytes], ...]
         headers.update(error.headers)
     if status in (429, 503):
         after_s = error.retry_after_s if isinstance(error, EngineUnavailable) else _RETRY_AFTER_S
-        headers.setdefault("retry-after", str(after_s))
+        headers.setdefault("retry-after", str(max(1, after_s)))  # clients take 0 for "not given"
     if status == 401:
         headers["www-authenticate"] = "Bearer"
     if status == 409:
