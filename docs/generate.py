@@ -16,8 +16,8 @@ TARGET = Path(__file__).with_name("configuration.md")
 HEAD = """# Settings
 
 One TOML file, plus overrides on the command line: `canter train run.toml trainer.steps=20 engine.dtype=bfloat16`.
-`--dry-run` prints the resolved tree; the run folder keeps it as `config.toml`. Unknown names are refused with the nearest
-right one. Paths are relative to the TOML file. An optional setting that has a default is unset with `"none"`.
+`--dry-run` prints the resolved tree; the run folder keeps it as `config.toml`. Unknown names are refused with the
+nearest right one. Paths are relative to the TOML file. An optional setting that has a default is unset with `"none"`.
 
 This page is generated from the code (`make docs`).
 """
@@ -63,5 +63,7 @@ def kind(annotation: Any) -> str:
 
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        sys.exit(0 if TARGET.read_text(encoding="utf-8") == page() else f"{TARGET.name} is out of date; run `make docs`")
+        sys.exit(
+            0 if TARGET.read_text(encoding="utf-8") == page() else f"{TARGET.name} is out of date; run `make docs`"
+        )
     TARGET.write_text(page(), encoding="utf-8")

@@ -36,7 +36,7 @@ class Engine(Protocol):
         ...
 
     async def abort(self, request_id: str) -> None:
-        """Ends a generation; its `generate` returns what there is with finish reason `abort`. Unknown ids are ignored."""
+        """Ends a generation; its `generate` returns what there is, finish reason `abort`. Unknown ids are ignored."""
         ...
 
     async def pause(self, mode: PauseMode = "keep") -> None:
