@@ -62,7 +62,13 @@ async def test_a_rollouts_life(client: Client, rig: Rig) -> None:
 
     ended = await client.end_attempt(made.id, 1, Outcome.EXITED, exit_code=0)
     assert ended.state is RolloutState.GRADING
-    async with Client(rig.url, started.grader_key) as grader:
+    lost = await client.grader_key(made.id, 1)  # as if its reply had never arrived
+    async with Client(rig.url, lost) as grader:
+        assert (await grader.grading(made.id, 1))["calls"] == 1
+        key = await client.grader_key(made.id, 1)
+        with pytest.raises(Unauthorized, match="revoked"):
+            await grader.grading(made.id, 1)
+    async with Client(rig.url, key) as grader:
         grading = await grader.grading(made.id, 1)
         assert grading["task"]["hidden"] == {"answer": 42}
         assert (grading["outcome"], grading["exit_code"], grading["calls"]) == ("exited", 0, 1)

@@ -141,7 +141,7 @@ class Client:
 
     async def start_attempt(self, rollout_id: str, number: int) -> Started:
         reply = await self._json("POST", f"{_rollout(rollout_id)}/attempts", {"number": number})
-        return Started(_ATTEMPT.validate_python(reply["attempt"]), reply["agent_key"], reply["grader_key"])
+        return Started(_ATTEMPT.validate_python(reply["attempt"]), reply["agent_key"])
 
     async def set_process(self, rollout_id: str, number: int, process: Mapping[str, Any]) -> Attempt:
         path = f"{_attempt(rollout_id, number)}/process"
@@ -204,6 +204,11 @@ class Client:
     async def issue_key(self, kind: KeyKind) -> str:
         """A new service or admin key; needs an admin key."""
         key: str = (await self._json("POST", "/api/keys", {"kind": kind}))["key"]
+        return key
+
+    async def grader_key(self, rollout_id: str, number: int) -> str:
+        path = f"{_attempt(rollout_id, number)}/grader-key"
+        key: str = (await self._json("POST", path, {}, repeatable=True))["grader_key"]
         return key
 
     async def set_engine(self, url: str, model: str, version: int, key: str = "") -> None:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import os
+import re
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from canter.controller.runner import process_runner
 from canter.errors import ConfigError, LaunchError, Unauthorized
 from canter.gateway.app import create_app
 from canter.gateway.serve import serve
+from canter.store import open_store
 from canter.store.memory import MemoryStore
 from canter.types import KeyKind, Outcome, Reason, Reward, RolloutState
 
@@ -286,7 +289,6 @@ async def test_which_folders_stay(tmp_path: Path, keep: str, left: set[str]) -> 
         await run.done("bad")
         attempts = tmp_path / "attempts"
         await eventually(lambda: {path.name for path in attempts.iterdir()} == left)
-        await eventually(lambda: not list((tmp_path / "control" / "keys").iterdir()))
 
 
 async def test_a_gateway_that_is_away_for_a_while_costs_no_rollout(tmp_path: Path) -> None:
@@ -384,11 +386,40 @@ async def test_a_key_that_the_store_refuses_ends_the_controller(tmp_path: Path) 
         run.controller = None
 
 
-async def test_keys_do_not_pass_through_the_launchers(tmp_path: Path) -> None:
-    async with rig(settings(function("sleep"), grader("full"), **FAST), tmp_path) as run:
+async def test_no_graders_key_exists_while_a_harness_runs(tmp_path: Path) -> None:
+    """A harness runs as the same user: it could read whatever lies about, and reward itself with it."""
+    go, database = tmp_path / "go", tmp_path / "run" / "canter.db"
+    database.parent.mkdir()
+    config = settings(function("wait_for"), grader("slow"), **FAST)
+
+    def kinds() -> list[tuple[str, bool]]:
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            rows = connection.execute("SELECT kind, revoked FROM keys WHERE rollout_id = 'r' ORDER BY kind")
+            return [(kind, bool(revoked)) for kind, revoked in rows]
+
+    async with rig(config, tmp_path / "run", open_store(database)) as run:
+        run.start()
+        await run.add("r", input={"file": str(go)})
+        await run.running("r")
+        assert kinds() == [("agent", False)]
+        go.touch()
+        await eventually((run.folder("r") / "grading" / "1" / "stdout.txt").exists)
+        assert kinds() == [("agent", True), ("grader", False)]
+        for file in (path for path in run.run_dir.rglob("*") if path.is_file()):
+            assert b"ck-grader-" not in file.read_bytes(), file
+        await run.store.cancel("r")
+        assert kinds() == [("agent", True), ("grader", True)]
+
+
+@pytest.mark.parametrize("kind", ["agent", "grader"])
+async def test_keys_do_not_pass_through_the_launchers(tmp_path: Path, kind: str) -> None:
+    config = settings(function("sleep" if kind == "agent" else "nothing"), grader("slow"), **FAST)
+    key = re.compile(rb"ck-%s-[\w-]{43}" % kind.encode())
+    async with rig(config, tmp_path) as run:
         run.start()
         await run.add("r")
-        folder = await run.running("r")
+        folder = run.folder("r") if kind == "agent" else run.folder("r") / "grading" / "1"
+        await eventually((folder / "stdout.txt").exists)
         keeper = json.loads((folder / "keeper.json").read_text())["pid"]
         launcher = int(Path(f"/proc/{keeper}/stat").read_text().rsplit(")", 1)[1].split()[1])
         assert set(environment_of(launcher)) <= {
@@ -400,8 +431,8 @@ async def test_keys_do_not_pass_through_the_launchers(tmp_path: Path) -> None:
             "LD_LIBRARY_PATH",
             "PYTHONUTF8",
         }
-        needle = (tmp_path / "control" / "keys" / "r.1").read_bytes()[-20:]
-        assert needle not in _memory(launcher)
+        assert key.search(_memory(keeper))
+        assert not key.search(_memory(launcher))
 
 
 def _memory(pid: int) -> bytes:

@@ -22,7 +22,7 @@ from canter.store import Started, Store
 from canter.store.memory import MemoryStore
 from canter.tokens.rendering import make_rendering
 from canter.tokens.tokenizer import ChatTokenizer
-from canter.types import EngineRecord, KeyKind, Rollout, Task
+from canter.types import EngineRecord, KeyKind, Outcome, Rollout, Task
 
 TEMPLATE = """{%- if tools -%}<|im_start|>tools
 {% for tool in tools %}{{ tool | tojson }}
@@ -113,6 +113,11 @@ class Rig:
         await self.store.create_rollouts([rollout(rollout_id, seed=seed)])
         self.attempts[rollout_id] = await self.store.start_attempt(rollout_id, attempt)
         return self.attempts[rollout_id]
+
+    async def grader_key(self, rollout_id: str) -> str:
+        """The key for grading the rollout's attempt, whose harness ends with this."""
+        await self.store.end_attempt(rollout_id, 1, Outcome.EXITED, exit_code=0)
+        return await self.store.grader_key(rollout_id, 1)
 
     async def chat(self, content: str = "hi", *, key: str | None = None, **fields: Any) -> tuple[int, Any]:
         """Status and JSON of one chat completion."""

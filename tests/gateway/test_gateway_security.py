@@ -27,6 +27,7 @@ SERVICE_ROUTES = [
     ("PUT", "/api/rollouts/r1/attempts/1/process", {"pid": 1}),
     ("POST", "/api/rollouts/r1/attempts/1/end", {"outcome": "exited"}),
     ("POST", "/api/rollouts/r1/attempts/1/invalid", {"reason": "node_lost"}),
+    ("POST", "/api/rollouts/r1/attempts/1/grader-key", {}),
     ("GET", "/api/attempts", None),
     ("GET", "/api/events?after=0", None),
     ("GET", "/api/stats", None),
@@ -74,25 +75,28 @@ async def test_an_agent_key_opens_nothing_under_api() -> None:
 
 async def test_a_grader_key_opens_no_service_route() -> None:
     async with gateway() as rig:
+        key = await rig.grader_key("r1")
         for method, path, body in SERVICE_ROUTES:
-            status, _ = await rig.post(path, body, method=method, key=rig.attempts["r1"].grader_key)
+            status, _ = await rig.post(path, body, method=method, key=key)
             assert status == 403, path
 
 
 async def test_a_grader_key_is_for_its_own_attempt_only() -> None:
     async with gateway() as rig:
-        other = await rig.start("r2")
+        await rig.start("r2")
+        key = await rig.grader_key("r2")
         for method, path, body in GRADER_ROUTES:
-            status, reply = await rig.post(path, body, method=method, key=other.grader_key)
+            status, reply = await rig.post(path, body, method=method, key=key)
             assert (status, reply["error"]["type"]) == (403, "forbidden")
-        status, reply = await rig.post("/api/rollouts/r2/attempts/1/grading", None, method="GET", key=other.grader_key)
+        status, reply = await rig.post("/api/rollouts/r2/attempts/1/grading", None, method="GET", key=key)
         assert (status, reply["task"]["hidden"]) == (200, {"answer": "hi"})
 
 
 @pytest.mark.parametrize("kind", ["grader", "service", "admin"])
 async def test_only_an_agent_key_calls_the_model(kind: str) -> None:
     async with gateway() as rig:
-        keys = {"grader": rig.attempts["r1"].grader_key, "service": rig.service_key, "admin": rig.admin_key}
+        await rig.start("r2")
+        keys = {"grader": await rig.grader_key("r2"), "service": rig.service_key, "admin": rig.admin_key}
         for path in ("/v1/chat/completions", "/v1/completions"):
             status, reply = await rig.post(path, CHAT, key=keys[kind])
             assert (status, reply["error"]["code"]) == (403, "forbidden")

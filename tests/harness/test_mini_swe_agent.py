@@ -81,7 +81,7 @@ async def test_every_attempt_calls_with_its_own_key(server: Server, tmp_path: Pa
     async with process_runner(resolve(tree, base=tmp_path), run, server.url) as processes:
         for name in ("a", "b"):
             task = Task("t", "--help me", hidden={"answer": "do not tell"})
-            launched = await processes.launch(Rollout(name, "g", task), 1, f"key-{name}", f"grader-{name}")
+            launched = await processes.launch(Rollout(name, "g", task), 1, f"key-{name}")
             await launched.pending.go()
             await asyncio.wait_for(launched.process.exited(), 60)
     for name in ("a", "b"):
@@ -100,7 +100,6 @@ async def test_every_attempt_calls_with_its_own_key(server: Server, tmp_path: Pa
     assert sorted(path.name for path in (run / "control").iterdir()) == [
         "grader-launcher.log",
         "harness-launcher.log",
-        "keys",
         "lock",
         "mini-swe-agent",
     ]

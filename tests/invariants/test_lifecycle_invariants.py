@@ -20,6 +20,7 @@ from canter.store.lifecycle import (
     Transition,
     apply,
     check_call,
+    check_grading,
     live_keys,
 )
 from canter.types import RETRYABLE, Attempt, KeyKind, Outcome, Reason, Reward, Rollout, RolloutState, Task
@@ -120,6 +121,19 @@ def test_a_call_is_taken_exactly_while_its_attempt_runs(history: History) -> Non
 
 
 @given(histories())
+def test_a_graders_key_is_made_exactly_while_its_attempt_is_graded(history: History) -> None:
+    rollout = history.rollout
+    for number in range(6):
+        try:
+            check_grading(rollout, number)
+            made = True
+        except Refused:
+            made = False
+        assert made == (rollout.state is RolloutState.GRADING and number == rollout.attempt)
+        assert not made or history.attempts[number].sealed
+
+
+@given(histories())
 def test_a_failure_queues_again_exactly_while_it_is_retryable_and_attempts_are_left(history: History) -> None:
     for before, transition, change in history.changes:
         reason = transition.reason if isinstance(transition, End | Invalidate) else None
@@ -145,7 +159,9 @@ def test_only_a_scored_rollout_has_a_reward_and_only_an_unscored_end_a_reason(hi
 def test_keys_end_with_what_they_are_for(history: History) -> None:
     live: frozenset[KeyKind] = frozenset()
     for _, transition, change in history.changes:
-        live = frozenset({KeyKind.AGENT, KeyKind.GRADER}) if isinstance(transition, Start) else live - change.revoked
+        live = frozenset({KeyKind.AGENT}) if isinstance(transition, Start) else live - change.revoked
+        if change.rollout.state is RolloutState.GRADING:
+            live |= {KeyKind.GRADER}  # as soon as the controller asks for it
         assert live == live_keys(change.rollout.state)
         assert (KeyKind.AGENT in live) == (change.rollout.state is RolloutState.RUNNING)
         sealed = change.attempt is None or change.attempt.sealed

@@ -278,20 +278,51 @@ async def test_the_keys_of_an_attempt_live_as_long_as_what_they_are_for(store: S
     await store.create_rollouts([rollout()])
     started = await store.start_attempt("r1", 1)
     assert started.agent_key.startswith("ck-agent-")
-    assert started.grader_key.startswith("ck-grader-")
     assert await store.key(started.agent_key) == Key(KeyKind.AGENT, "r1", 1)
-    assert await store.key(started.grader_key) == Key(KeyKind.GRADER, "r1", 1)
     await store.end_attempt("r1", 1, Outcome.EXITED)
     assert await store.key(started.agent_key) == Key(KeyKind.AGENT, "r1", 1, revoked=True)
-    assert await store.key(started.grader_key) == Key(KeyKind.GRADER, "r1", 1)
+    grader = await store.grader_key("r1", 1)
+    assert grader.startswith("ck-grader-")
+    assert await store.key(grader) == Key(KeyKind.GRADER, "r1", 1)
     await store.invalidate("r1", 1, Reason.GRADER_ERROR)
-    assert await store.key(started.grader_key) == Key(KeyKind.GRADER, "r1", 1, revoked=True)
+    assert await store.key(grader) == Key(KeyKind.GRADER, "r1", 1, revoked=True)
     second = await store.start_attempt("r1", 2)
-    await store.post_reward(Reward("r1", 2, 1.0, "self"))
-    for secret in (second.agent_key, second.grader_key):
-        key = await store.key(secret)
-        assert key is not None
-        assert key.revoked
+    await store.post_reward(Reward("r1", 2, 1.0))
+    assert await store.key(second.agent_key) == Key(KeyKind.AGENT, "r1", 2, revoked=True)
+
+
+async def test_a_graders_key_is_made_only_for_the_attempt_that_is_graded(store: Store) -> None:
+    await store.create_rollouts([rollout()])
+    with pytest.raises(NotFound):
+        await store.grader_key("nobody", 1)
+    with pytest.raises(Refused, match="queued"):
+        await store.grader_key("r1", 0)
+    await store.start_attempt("r1", 1)
+    with pytest.raises(Refused, match="the rollout is running"):
+        await store.grader_key("r1", 1)
+    await store.end_attempt("r1", 1, Outcome.EXITED)
+    await store.invalidate("r1", 1, Reason.GRADER_ERROR)
+    await store.start_attempt("r1", 2)
+    await store.end_attempt("r1", 2, Outcome.EXITED)
+    for number, why in ((1, "superseded"), (3, "has not started")):
+        with pytest.raises(Refused, match=why):
+            await store.grader_key("r1", number)
+    assert await store.key(await store.grader_key("r1", 2)) == Key(KeyKind.GRADER, "r1", 2)
+    await store.post_reward(Reward("r1", 2, 1.0))
+    with pytest.raises(Refused, match="scored"):
+        await store.grader_key("r1", 2)
+
+
+async def test_another_graders_key_ends_the_one_before(store: Store) -> None:
+    """So a lost reply is harmless: the controller asks again. Asked at once, they share a commit."""
+    await store.create_rollouts([rollout()])
+    await store.start_attempt("r1", 1)
+    await store.end_attempt("r1", 1, Outcome.EXITED)
+    secrets = await asyncio.gather(*(store.grader_key("r1", 1) for _ in range(3)))
+    keys = [await store.key(secret) for secret in secrets]
+    assert keys == [Key(KeyKind.GRADER, "r1", 1, revoked=revoked) for revoked in (True, True, False)]
+    event = (await store.events(0))[-1]
+    assert (event.kind, event.rollout_id, event.attempt, event.data) == ("key", "r1", 1, {"kind": "grader"})
 
 
 async def test_service_keys(store: Store) -> None:

@@ -27,6 +27,7 @@ from canter.types import (
     EngineRecord,
     Event,
     KeyKind,
+    Outcome,
     PolicyVersion,
     Reward,
     Rollout,
@@ -77,7 +78,7 @@ async def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
     assert await everything(store) == before
     assert [c.id for c in await store.calls(["r1"])] == ["c1"]
     assert await store.bodies("c1") == CallBodies(b"request", b"reply")
-    for secret in (started.agent_key, started.grader_key, service):
+    for secret in (started.agent_key, service):
         assert await store.key(secret) is not None
     assert [e.url for e in await store.engines()] == ["http://e"]
     assert [v.version for v in await store.versions()] == [0]
@@ -375,7 +376,8 @@ async def test_no_key_is_stored_in_the_clear(tmp_path: Path) -> None:
     store = open_store(path)
     await store.create_rollouts([Rollout("r1", "g", Task("t", "p"))])
     started = await store.start_attempt("r1", 1)
-    secrets = (started.agent_key, started.grader_key, await store.issue_key(KeyKind.SERVICE))
+    await store.end_attempt("r1", 1, Outcome.EXITED)
+    secrets = (started.agent_key, await store.grader_key("r1", 1), await store.issue_key(KeyKind.SERVICE))
     await store.close()
     content = path.read_bytes()
     assert b"service" in content

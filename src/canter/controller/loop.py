@@ -73,6 +73,8 @@ class Lifecycle(Protocol):
 
     async def start_attempt(self, rollout_id: str, number: int) -> Started: ...
 
+    async def grader_key(self, rollout_id: str, number: int) -> str: ...
+
     async def set_process(self, rollout_id: str, number: int, process: dict[str, Any]) -> Attempt: ...
 
     async def end_attempt(
@@ -278,7 +280,7 @@ class Controller:
         self._take(replace(rollout, state=RolloutState.RUNNING, attempt=attempt))
         launched: Launched | None = None
         try:
-            launched = await self._runner.launch(rollout, attempt, started.agent_key, started.grader_key)
+            launched = await self._runner.launch(rollout, attempt, started.agent_key)
             await self._client.set_process(rollout_id, attempt, dict(launched.record))
             await launched.pending.go()
         except LaunchError as error:
@@ -308,8 +310,9 @@ class Controller:
         )
 
     async def _grade(self, rollout_id: str, attempt: int) -> None:
+        key = await self._client.grader_key(rollout_id, attempt)
         try:
-            launched = await self._runner.grade(rollout_id, attempt)
+            launched = await self._runner.grade(rollout_id, attempt, key)
             await launched.pending.go()
         except LaunchError as error:
             self._take(await self._client.invalidate(rollout_id, attempt, Reason.GRADER_ERROR, str(error)))

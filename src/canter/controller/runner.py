@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from canter.config import Config
 from canter.controller import folder as folders
@@ -106,7 +105,6 @@ class ProcessRunner:
         self._recipe = recipe
         self._files = {name: config.path(source) for name, source in config.harness.files.items()}
         self._private = run / "control"
-        (self._private / "keys").mkdir(mode=0o700, exist_ok=True)
         self.harnesses = Spawner(self._setup("harness", recipe.modules, recipe.launcher_env(self._private)), lock)
         grader = (config.grader.function,) if config.grader.function else ()
         self.graders = Spawner(self._setup("grader", ("canter.graders.run:main", *grader), {}), lock)
@@ -134,12 +132,10 @@ class ProcessRunner:
 
     # -- harnesses --
 
-    async def launch(self, rollout: Rollout, attempt: int, agent_key: str, grader_key: str) -> Launched:
+    async def launch(self, rollout: Rollout, attempt: int, key: str) -> Launched:
         """Makes the attempt's folder and a keeper for its harness. Raises LaunchError; then nothing runs."""
         folder = folders.attempt_folder(self._run, rollout.id, attempt)
-        seat = Seat(
-            rollout.id, attempt, rollout.task.public(), self._config.model.name, self._gateway, agent_key, folder
-        )
+        seat = Seat(rollout.id, attempt, rollout.task.public(), self._config.model.name, self._gateway, key, folder)
         program = self._recipe.program(seat)
         spec = {
             "folder": str(folder),
@@ -154,20 +150,18 @@ class ProcessRunner:
         }
         try:
             await asyncio.to_thread(folders.prepare, folder, seat.task, self._files)
-            self._key_file(rollout.id, attempt).write_text(grader_key)
         except OSError as error:
             raise LaunchError(f"cannot prepare {folder}: {error}") from error
         return await self._spawn(self.harnesses, folder, spec)
 
     # -- graders --
 
-    async def grade(self, rollout_id: str, attempt: int) -> Launched:
+    async def grade(self, rollout_id: str, attempt: int, key: str) -> Launched:
         """The next run of the grader of an ended attempt. Raises LaunchError; then nothing runs."""
         folder = folders.attempt_folder(self._run, rollout_id, attempt)
         grading = folders.gradings(folder) + 1
         private = folders.grading_folder(folder, grading)
         try:
-            key = self._key_file(rollout_id, attempt).read_text()
             folders.make(private)
         except OSError as error:
             raise LaunchError(f"cannot grade attempt {attempt} of {rollout_id}: {error}") from error
@@ -228,16 +222,11 @@ class ProcessRunner:
         return grading, folders.grading_folder(folder, grading) if grading else folder
 
     async def tidy(self, rollout_id: str, attempt: int, *, scored: bool) -> None:
-        """Forgets the grader's key and removes the folder, unless `runner.keep_dirs` wants it."""
+        """Removes the folder, unless `runner.keep_dirs` wants it."""
         folder = folders.attempt_folder(self._run, rollout_id, attempt)
-        self._key_file(rollout_id, attempt).unlink(missing_ok=True)
         keep = self._config.runner.keep_dirs
         if keep == "none" or (keep == "failed" and scored and read_exit(folder).clean):
             await asyncio.to_thread(folders.remove, folder)
-
-    def _key_file(self, rollout_id: str, attempt: int) -> Path:
-        """The grader's key, which the store shows once, for a controller that dies before the grading."""
-        return self._private / "keys" / f"{quote(rollout_id, safe='')}.{attempt}"
 
 
 def read_exit(folder: Path) -> Exit:

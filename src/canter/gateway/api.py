@@ -90,9 +90,7 @@ class Api:
 
     async def start_attempt(self, visit: Visit) -> Reply:
         started = await self._store.start_attempt(visit.params["id"], visit.read(NewAttempt).number)
-        return Reply.json(
-            {"attempt": started.attempt, "agent_key": started.agent_key, "grader_key": started.grader_key}
-        )
+        return Reply.json({"attempt": started.attempt, "agent_key": started.agent_key})
 
     async def set_process(self, visit: Visit) -> Reply:
         ref = visit.attempt()
@@ -109,6 +107,10 @@ class Api:
     async def invalidate(self, visit: Visit) -> Reply:
         ref, why = visit.attempt(), visit.read(NewInvalid)
         return self._changed(await self._store.invalidate(ref.rollout_id, ref.number, why.reason, why.message))
+
+    async def grader_key(self, visit: Visit) -> Reply:
+        ref = visit.attempt()
+        return Reply.json({"grader_key": await self._store.grader_key(ref.rollout_id, ref.number)})
 
     async def post_reward(self, visit: Visit) -> Reply:
         ref = visit.attempt()
@@ -185,7 +187,7 @@ class Api:
     async def issue_key(self, visit: Visit) -> Reply:
         kind = visit.read(NewKey).kind
         if kind not in (KeyKind.SERVICE, KeyKind.ADMIN):
-            raise BadRequest(f"{kind} keys come with their attempt; issue service or admin keys here", param="kind")
+            raise BadRequest(f"{kind} keys belong to an attempt; issue service or admin keys here", param="kind")
         return Reply.json({"key": await self._store.issue_key(kind)})
 
     async def set_engine(self, visit: Visit) -> Reply:

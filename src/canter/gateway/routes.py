@@ -26,6 +26,7 @@ _ROUTES: tuple[tuple[str, str, Handler, Rights], ...] = (
     ("PUT", "/api/rollouts/{id}/attempts/{n}/process", Api.set_process, "service"),
     ("POST", "/api/rollouts/{id}/attempts/{n}/end", Api.end_attempt, "service"),
     ("POST", "/api/rollouts/{id}/attempts/{n}/invalid", Api.invalidate, "service"),
+    ("POST", "/api/rollouts/{id}/attempts/{n}/grader-key", Api.grader_key, "service"),
     ("POST", "/api/rollouts/{id}/attempts/{n}/reward", Api.post_reward, "handler"),
     ("GET", "/api/rollouts/{id}/attempts/{n}/grading", Api.grading, "handler"),
     ("GET", "/api/attempts", Api.open_attempts, "service"),

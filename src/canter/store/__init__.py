@@ -43,11 +43,10 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An attempt that has just been started, with its two fresh keys (shown this once)."""
+    """An attempt that has just been started, with its harness's fresh key (shown this once)."""
 
     attempt: Attempt
     agent_key: str
-    grader_key: str
 
 
 class Store(Protocol):
@@ -74,7 +73,7 @@ class Store(Protocol):
         ...
 
     async def start_attempt(self, rollout_id: str, number: int) -> Started:
-        """queued → running: makes attempt `number` (the last one plus 1) with an agent and a grader key."""
+        """queued → running: makes attempt `number` (the last one plus 1) with an agent key."""
         ...
 
     async def set_process(self, rollout_id: str, number: int, process: Mapping[str, Any]) -> Attempt: ...
@@ -126,6 +125,11 @@ class Store(Protocol):
 
     # -- keys --
     async def issue_key(self, kind: KeyKind) -> str: ...
+
+    async def grader_key(self, rollout_id: str, number: int) -> str:
+        """A fresh key for grading attempt `number`; an earlier one of the attempt is revoked. Only while the attempt is
+        graded, else `Refused`: there is none that a harness, which runs before, could find."""
+        ...
 
     async def key(self, secret: str) -> Key | None:
         """What this key may do now; `None` where it was never issued. Cached: cheap to ask at every request."""

@@ -188,10 +188,20 @@ def check_call(rollout: Rollout, number: int) -> None:
         )
 
 
+def check_grading(rollout: Rollout, number: int) -> None:
+    """Raises `Refused` unless attempt `number` may have a grader key: it is current and graded."""
+    check_current(rollout, number, "grader key")
+    if rollout.state is not RolloutState.GRADING:
+        raise Refused(
+            f"grader key: attempt {number} of rollout {rollout.id} is not graded: the rollout is {rollout.state}, and "
+            "its grader has a key only while it is grading"
+        )
+
+
 def live_keys(state: RolloutState) -> frozenset[KeyKind]:
-    """The kinds of key that the current attempt has in this state."""
+    """The kinds of key that the current attempt may have in this state."""
     if state is RolloutState.RUNNING:
-        return frozenset({KeyKind.AGENT, KeyKind.GRADER})
+        return frozenset({KeyKind.AGENT})
     if state is RolloutState.GRADING:
         return frozenset({KeyKind.GRADER})
     return frozenset()

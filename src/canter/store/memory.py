@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -28,8 +28,17 @@ from canter.store.lifecycle import (
     Transition,
     apply,
     check_call,
+    check_grading,
 )
-from canter.store.records import admit, admit_version, call_conflict, call_event, count_calls, count_rollouts
+from canter.store.records import (
+    admit,
+    admit_version,
+    call_conflict,
+    call_event,
+    count_calls,
+    count_rollouts,
+    key_event,
+)
 from canter.store.watch import Watch
 from canter.types import (
     Attempt,
@@ -97,8 +106,7 @@ class MemoryStore:
     async def start_attempt(self, rollout_id: str, number: int) -> Started:
         change = self._apply(rollout_id, Start(number))
         assert change.attempt is not None
-        agent, grader = (self._issue(Key(kind, rollout_id, number)) for kind in (KeyKind.AGENT, KeyKind.GRADER))
-        return Started(change.attempt, agent, grader)
+        return Started(change.attempt, self._issue(Key(KeyKind.AGENT, rollout_id, number)))
 
     async def set_process(self, rollout_id: str, number: int, process: Mapping[str, Any]) -> Attempt:
         attempt = self._apply(rollout_id, SetProcess(number, dict(process))).attempt
@@ -161,9 +169,16 @@ class MemoryStore:
     # -- keys --
 
     async def issue_key(self, kind: KeyKind) -> str:
-        secret = self._issue(Key(kind))
-        self._add(Draft("key", data={"kind": kind.value}))
-        return secret
+        key = Key(kind)
+        self._add(key_event(key))
+        return self._issue(key)
+
+    async def grader_key(self, rollout_id: str, number: int) -> str:
+        check_grading(self._rollout(rollout_id), number)
+        self._revoke(rollout_id, number, {KeyKind.GRADER})
+        key = Key(KeyKind.GRADER, rollout_id, number)
+        self._add(key_event(key))
+        return self._issue(key)
 
     async def key(self, secret: str) -> Key | None:
         return self._keys.get(digest(secret))
@@ -243,10 +258,7 @@ class MemoryStore:
             self._attempts[rollout_id, change.attempt.number] = change.attempt
         if change.reward is not None:
             self._rewards[rollout_id] = change.reward
-        if change.revoked:
-            for hashed, key in self._keys.items():
-                if (key.rollout_id, key.attempt) == (rollout_id, rollout.attempt) and key.kind in change.revoked:
-                    self._keys[hashed] = replace(key, revoked=True)
+        self._revoke(rollout_id, rollout.attempt, change.revoked)
         self._add(change.event)
         return change
 
@@ -254,6 +266,13 @@ class MemoryStore:
         secret = new_secret(key.kind)
         self._keys[digest(secret)] = key
         return secret
+
+    def _revoke(self, rollout_id: str, attempt: int, kinds: Set[KeyKind]) -> None:
+        if not kinds:
+            return
+        for hashed, key in self._keys.items():
+            if (key.rollout_id, key.attempt) == (rollout_id, attempt) and key.kind in kinds:
+                self._keys[hashed] = replace(key, revoked=True)
 
     def _add(self, draft: Draft) -> Event:
         event = Event(len(self._events) + 1, time.time(), draft.kind, draft.rollout_id, draft.attempt, draft.data)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from canter.errors import Refused
+from canter.store import Key
 from canter.store.lifecycle import Draft
 from canter.types import Call, PolicyVersion, Rollout, RolloutState
 
@@ -48,6 +49,11 @@ def admit_version(version: PolicyVersion, known: Sequence[PolicyVersion], now: f
         last = f"version {known[-1].version} (step {known[-1].step})" if known else "nothing"
         raise Refused(f"version {version.version} (step {version.step}) cannot follow {last}; next is {allowed[-1]}")
     return replace(version, created_at=version.created_at or now)
+
+
+def key_event(key: Key) -> Draft:
+    """The event that an issued key leaves."""
+    return Draft("key", key.rollout_id, key.attempt, {"kind": key.kind.value})
 
 
 def call_event(call: Call) -> Draft:

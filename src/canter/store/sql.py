@@ -185,6 +185,9 @@ class SqlStore:
     async def issue_key(self, kind: KeyKind) -> str:
         return await self._writer.submit(lambda tx: tx.issue_key(kind))
 
+    async def grader_key(self, rollout_id: str, number: int) -> str:
+        return await self._writer.submit(lambda tx: tx.grader_key(rollout_id, number))
+
     async def key(self, secret: str) -> Key | None:
         hashed = digest(secret)
         live = self._writer.live_keys.get(hashed)

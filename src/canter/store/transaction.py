@@ -19,8 +19,8 @@ from canter.store import Key, Started
 from canter.store import schema as t
 from canter.store.bodies import KEYFRAME_EVERY, Head, Heads, encode
 from canter.store.keys import digest, new_secret
-from canter.store.lifecycle import Change, Draft, Start, Transition, apply, check_call
-from canter.store.records import admit, admit_version, call_event
+from canter.store.lifecycle import Change, Draft, Start, Transition, apply, check_call, check_grading
+from canter.store.records import admit, admit_version, call_event, key_event
 from canter.store.rows import (
     attempt_of,
     attempt_row,
@@ -140,8 +140,7 @@ class Transaction:
     def start_attempt(self, rollout_id: str, number: int) -> Started:
         attempt = self.transition(rollout_id, Start(number)).attempt
         assert attempt is not None
-        agent, grader = (self._issue(Key(kind, rollout_id, number)) for kind in (KeyKind.AGENT, KeyKind.GRADER))
-        return Started(attempt, agent, grader)
+        return Started(attempt, self._issue(Key(KeyKind.AGENT, rollout_id, number)))
 
     def append_call(self, call: Call, bodies: CallBodies) -> None:
         rollout, _ = self._current(call.rollout_id)
@@ -159,9 +158,16 @@ class Transaction:
         ledger.heads.push(call, Head(call.id, seq, link.depth + 1 if link else 0, bodies), base)
 
     def issue_key(self, kind: KeyKind) -> str:
-        secret = self._issue(Key(kind))
-        self.add_event(Draft("key", data={"kind": kind.value}))
-        return secret
+        key = Key(kind)
+        self.add_event(key_event(key))
+        return self._issue(key)
+
+    def grader_key(self, rollout_id: str, number: int) -> str:
+        check_grading(self._current(rollout_id)[0], number)
+        self._revoke(rollout_id, number, frozenset({KeyKind.GRADER}))
+        key = Key(KeyKind.GRADER, rollout_id, number)
+        self.add_event(key_event(key))
+        return self._issue(key)
 
     def set_engine(self, engine: EngineRecord) -> None:
         where = t.engines.c.url == engine.url
