@@ -106,18 +106,6 @@ async def test_the_grader_runs_apart_with_a_clean_environment(tmp_path: Path) ->
         assert reward.details["cwd"] == str(run.folder("r") / "work")
 
 
-async def test_agent_lightnings_variables_only_when_allowed(tmp_path: Path) -> None:
-    async with rig(settings(function("report", self_reporting=True), grader("full"), **FAST), tmp_path) as run:
-        run.start()
-        await run.add("r", input={"n": 1})
-        await run.done("r")
-        given = json.loads((run.folder("r") / "work" / "report.json").read_text())["environ"]
-        assert given["AGL_OPENAI_BASE_URL"] == f"{run.url}/v1"
-        assert given["AGL_KEY"] == given["OPENAI_API_KEY"]
-        assert given["AGL_EVENT_URL"] == f"{run.url}/api/rollouts/r/attempt/1/events"
-        assert json.loads(given["AGL_TASK_INPUT"]) == {"n": 1}
-
-
 async def test_a_harness_that_fails_after_calls_is_graded_with_its_exit_code(tmp_path: Path) -> None:
     go = tmp_path / "go"
     script = f"while [ ! -e {go} ]; do sleep 0.02; done; exit 3"

@@ -108,7 +108,7 @@ TABLE = [
         [Fail("r", 1, Reason.NO_CALLS, "no calls")],
     ),
     ("scored", one(SCORED, Seen(1, 1, OK)), [Forget("r", 1)]),
-    ("scored by itself while it runs", one(SCORED, Seen(1)), [Stop("r")]),
+    ("scored while it still runs", one(SCORED, Seen(1)), [Stop("r")]),
     ("cancelled", one(CANCELLED, Seen(1)), [Stop("r")]),
     ("cancelled, already told", one(CANCELLED, Seen(1, stopping=True)), []),
     ("over", one(CANCELLED, None), []),

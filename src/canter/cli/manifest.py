@@ -42,7 +42,6 @@ def describe(config: Config, run: RunFolder) -> dict[str, Any]:
         "settings": json.loads(config.model_dump_json()),
         "hardware": hardware(),
         "seed": config.run.seed,
-        "self_reporting": config.harness.self_reporting,
     }
 
 

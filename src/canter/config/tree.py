@@ -72,8 +72,6 @@ class HarnessConfig(Section):
     """Wall time of one attempt; then its whole process tree is killed."""
     timeout_reward: float | None = 0.0
     """Reward of an attempt that timed out; unset to grade what it left."""
-    self_reporting: bool = False
-    """Whether the harness may post its own reward (agents written for Agent Lightning); marked in the manifest."""
 
     @model_validator(mode="after")
     def one_way_to_launch(self) -> Self:

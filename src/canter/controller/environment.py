@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -47,7 +46,7 @@ def harness_environment(
         "CANTER_MODEL": seat.model,
     }
     environment["PATH"] = f"{seat.work / 'bin'}:{environment['PATH']}"
-    return environment | (_agent_lightning(seat) if config.self_reporting else {})
+    return environment
 
 
 def grader_environment(private: Path, outer: Mapping[str, str]) -> dict[str, str]:
@@ -71,14 +70,4 @@ def _basics(folder: Path, outer: Mapping[str, str]) -> dict[str, str]:
         "HOME": str(folder / "home"),
         "TMPDIR": str(folder / "tmp"),
         "LANG": outer.get("LANG") or "C.UTF-8",
-    }
-
-
-def _agent_lightning(seat: Seat) -> dict[str, str]:
-    """What agents written for Agent Lightning look for; they report their own reward with the key they call with."""
-    return {
-        "AGL_OPENAI_BASE_URL": f"{seat.gateway}/v1",
-        "AGL_EVENT_URL": f"{seat.gateway}/api/rollouts/{seat.rollout_id}/attempt/{seat.attempt}/events",
-        "AGL_KEY": seat.key,
-        "AGL_TASK_INPUT": json.dumps(seat.task["input"]),
     }

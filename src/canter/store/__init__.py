@@ -93,7 +93,7 @@ class Store(Protocol):
         ...
 
     async def post_reward(self, reward: Reward) -> Rollout:
-        """grading → scored, or running → scored for a run's rule (time-out) or self-report. Seals; final."""
+        """grading → scored, or running → scored for a rule of the run. Seals; final."""
         ...
 
     async def invalidate(self, rollout_id: str, number: int, reason: Reason, message: str = "") -> Rollout:
