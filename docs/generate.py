@@ -17,7 +17,7 @@ HEAD = """# Settings
 
 One TOML file, plus overrides on the command line: `canter train run.toml trainer.steps=20 engine.dtype=bfloat16`.
 `--dry-run` prints the resolved tree; the run folder keeps it as `config.toml`. Unknown names are refused with the
-nearest right one. Paths are relative to the TOML file. An optional setting that has a default is unset with `"none"`.
+nearest right one. Paths are relative to the TOML file. `"none"` unsets an optional setting.
 
 This page is generated from the code (`make docs`).
 """

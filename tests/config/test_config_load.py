@@ -70,6 +70,11 @@ def test_overrides_take_toml_values_and_bare_text() -> None:
     assert (config.harness.env, config.harness.command, config.trainer.dual_clip) == ({"A": "x"}, ["a", "b"], None)
 
 
+def test_none_unsets_what_the_file_sets() -> None:
+    tree = with_setting("model", "chat_template", "template.jinja")
+    assert resolve(tree, ["model.chat_template=none"]).model.chat_template is None
+
+
 def test_every_fault_is_named_at_once() -> None:
     with pytest.raises(ConfigError) as refused:
         resolve({**MINIMAL, "trainer": {"steps": 0, "lr": -1}})

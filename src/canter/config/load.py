@@ -57,7 +57,7 @@ def to_toml(config: Config) -> str:
                     tables += [f"[{section}.{name}]", *(f"{_key(k)} = {_toml(v)}" for k, v in item.items())]
             elif item is not None:
                 lines.append(f"{name} = {_toml(item)}")
-            elif value.can_be_none(name):
+            elif type(value).model_fields[name].default is not None:
                 lines.append(f'{name} = "none"')
         lines += [*tables, ""]
     return "\n".join(lines)

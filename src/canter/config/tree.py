@@ -16,15 +16,15 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def none_is_written_out(cls, values: Any) -> Any:
-        """TOML has no null: `"none"` unsets an optional field that has a default."""
+        """TOML has no null: `"none"` unsets an optional field."""
         if not isinstance(values, dict):
             return values
-        return {k: None if v == "none" and cls.can_be_none(k) else v for k, v in values.items()}
+        return {k: None if v == "none" and cls.is_optional(k) else v for k, v in values.items()}
 
     @classmethod
-    def can_be_none(cls, name: str) -> bool:
+    def is_optional(cls, name: str) -> bool:
         field = cls.model_fields.get(name)
-        return field is not None and field.default is not None and type(None) in get_args(field.annotation)
+        return field is not None and type(None) in get_args(field.annotation)
 
 
 class ModelConfig(Section):
