@@ -187,6 +187,22 @@ def test_many_short_rows_fit_after_a_long_one():
         np.testing.assert_allclose(row.logprobs, expected, atol=EXACT)
 
 
+def test_others_decode_while_a_long_prompt_is_filled():
+    model = small_llama(max_position_embeddings=2048)
+    # so few slots that room is made without any to spare
+    batcher = make_batcher(model, cache_tokens=10240, min_rows=4)
+    short, long = make_row("short", make_prompt(0, 9), tokens=12), make_row("long", make_prompt(1, 1500), tokens=8)
+    short.stop_ids = frozenset()
+    batcher.submit(short)
+    batcher.step()
+    batcher.submit(long)
+    batcher.step()
+    assert (len(short.sampled), len(long.sampled)) == (2, 0)
+    for row in run(batcher, []):
+        expected = dense_logprobs(model, row.prompt, row.sampled, row.sampling)
+        np.testing.assert_allclose(row.logprobs, expected, atol=EXACT)
+
+
 def test_removing_rows_leaves_the_others_alone():
     model = small_llama()
     rows = [make_row(str(i), make_prompt(i, 25), tokens=10, seed=i) for i in range(6)]

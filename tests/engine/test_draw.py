@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from canter.engine.draw import Turn, draw, uniform
+from canter.engine.draw import Turn, draw, exponential
 from canter.types import Sampling
 
 WIDTH = 12
@@ -69,14 +69,46 @@ def test_seed_and_position_change_the_draw():
     assert len(set(drawn.values())) > 90
 
 
-def test_uniform_is_a_fixed_function():
-    assert uniform(7, 0) == uniform(7, 0) != uniform(7, 1)
-    assert uniform(2**64 - 1, 2**40) < 1
-    numbers = [uniform(seed, position) for seed in range(100) for position in range(100)]
-    assert abs(np.mean(numbers) - 0.5) < 0.02
-    assert len(set(numbers)) == len(numbers)
-    # a change of this number changes every seeded run
-    assert uniform(0, 0) == pytest.approx(0.0564663990004608, abs=0)
+def lowbias32(x: int, key: int) -> int:
+    """The hash by its definition, on unsigned integers."""
+    x ^= x >> 16
+    x = (x * 0x7FEB352D + key) % 2**32
+    x ^= x >> 15
+    x = x * 0x846CA68B % 2**32
+    return x ^ x >> 16
+
+
+def test_the_noise_is_a_fixed_function_of_key_and_column():
+    keys = [(3, 5), (-1, 2**31 - 1), (2**31 - 1, -(2**31))]
+    found = exponential(keys, 50, torch.device("cpu"))
+    for row, (first, second) in enumerate(keys):
+        for column in range(50):
+            bits = lowbias32((column + first) % 2**32, second % 2**32)
+            uniform = (np.float32(bits % 2**31) + np.float32(0.5)) * np.float32(2.0**-31)
+            assert found[row, column].item() == pytest.approx(-math.log1p(-float(uniform)), rel=1e-5)
+
+
+def test_the_noise_is_exponential_and_uncorrelated():
+    keys = [Turn(Sampling(), seed, 0).key() for seed in range(200)]
+    noise = exponential(keys, 2000, torch.device("cpu")).double().numpy()
+    count = noise.size
+    assert noise.min() > 0
+    assert noise.mean() == pytest.approx(1, abs=5 / math.sqrt(count))
+    assert noise.var() == pytest.approx(1, abs=5 * math.sqrt(8 / count))
+    for limit in (1e-4, 0.1, 1.0, 5.0):
+        expected = 1 - math.exp(-limit)
+        assert (noise < limit).mean() == pytest.approx(expected, abs=5 * math.sqrt(expected / count))
+    centred = noise - 1
+    for other in (np.roll(centred, 1, axis=0), np.roll(centred, 1, axis=1)):
+        assert abs((centred * other).mean()) < 5 / math.sqrt(count)
+
+
+def test_rounding_of_logits_turns_hardly_any_draw():
+    torch.manual_seed(0)
+    logits = torch.randn(200, 20_000)  # nearly flat, the worst case
+    turns = [Turn(Sampling(), seed, 0) for seed in range(200)]
+    near = draw(logits + 1e-5 * torch.randn_like(logits), turns)
+    assert sum(a.token != b.token for a, b in zip(draw(logits, turns), near, strict=True)) <= 1
 
 
 def test_greedy_takes_the_largest_with_certainty():

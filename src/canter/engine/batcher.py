@@ -198,7 +198,7 @@ class Batcher:
                     return
                 ids = row.ids[:-1]
                 self._filling = _Filling(row, ids, chunk_keys(ids, self._chunk, row.salt))
-                self._make_room(len(self.rows) + 2, max(r.last + 1 for r in [row, *self.rows]))
+                self._make_room()
             if self._filling.done < len(self._filling.ids):
                 budget -= self._fill_chunk(self._filling)
             else:
@@ -254,7 +254,7 @@ class Batcher:
         device = self._model.device
         padding = [0] * (self._min_rows - len(rows))
         width = _ceil(max(row.last for row in rows) + 1, GRAIN)
-        self._make_room(1 + len(rows) + len(padding), width)
+        self._make_room()
         tokens_B = torch.tensor([row.last_token for row in rows] + padding, device=device)
         positions_B = torch.tensor([row.last for row in rows] + padding, device=device)
         mask_BS = torch.arange(width, device=device) <= positions_B[:, None]
@@ -268,11 +268,14 @@ class Batcher:
         logits_BV: Tensor = output.logits[: len(rows), -1].float()
         return logits_BV
 
-    def _make_room(self, rows: int, positions: int) -> None:
-        """Grows by more than is asked for, so that it happens seldom, within the slots that `_next` counted on."""
+    def _make_room(self) -> None:
+        """Sees to it that all started rows have their keys and values. Grows by more than they need, so that it happens
+        seldom, within the slots that `_next` counted on."""
+        held = [*self.rows, *([self._filling.row] if self._filling else [])]
+        rows = 1 + max(len(held), self._min_rows)
+        positions = _ceil(max(row.last for row in held) + 1, GRAIN)
         if rows <= self._kv.rows and positions <= self._kv.positions:
             return
-        positions = _ceil(positions, GRAIN)
         spare_rows = min(2 ** (rows - 1).bit_length() + 1, self._max_batch + 1)
         spare_positions = _ceil(positions * 5 // 4, GRAIN)
         if spare_rows * spare_positions <= self._slots:

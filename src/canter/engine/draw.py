@@ -22,6 +22,12 @@ class Turn:
     seed: int
     position: int
 
+    def key(self) -> tuple[int, int]:
+        """Two 32-bit integers from seed and position."""
+        counter = struct.pack("<QQ", self.seed & (2**64 - 1), self.position)
+        first, second = struct.unpack("<ii", hashlib.blake2b(counter, digest_size=8).digest())
+        return first, second
+
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
@@ -33,7 +39,12 @@ class Drawn:
 
 
 def draw(logits_BV: Tensor, turns: Sequence[Turn]) -> list[Drawn]:
-    """One token for each row of float32 logits."""
+    """One token for each row of float32 logits: the winner of an exponential race, where token i with probability p_i
+    finishes at E_i / p_i and the E_i are independent exponential variables (Gumbel-max in another scale).
+
+    Its outcome changes with the rounding of logits only where the two first are as close as that, unlike an inverted
+    cumulative sum, every step of which moves with all tokens before it.
+    """
     device = logits_BV.device
     scale = [turn.sampling.temperature or 1.0 for turn in turns]
     scale_B = torch.tensor(scale, dtype=torch.float32, device=device)
@@ -41,8 +52,8 @@ def draw(logits_BV: Tensor, turns: Sequence[Turn]) -> list[Drawn]:
     broken_B = logprobs_BV[:, 0].isnan()  # one logit that is not finite makes the whole row NaN
     logprobs_BV = _truncate(logprobs_BV, [turn.sampling for turn in turns])
 
-    uniform_B = torch.tensor([uniform(t.seed, t.position) for t in turns], dtype=torch.float64, device=device)
-    token_B = _invert(logprobs_BV, uniform_B)
+    finish_BV = exponential([turn.key() for turn in turns], logits_BV.shape[1], device) / logprobs_BV.exp()
+    token_B = finish_BV.argmin(dim=-1)
     logprob_B = logprobs_BV.gather(1, token_B[:, None])[:, 0]
     greedy = [row for row, turn in enumerate(turns) if turn.sampling.temperature == 0]
     if greedy:
@@ -52,10 +63,24 @@ def draw(logits_BV: Tensor, turns: Sequence[Turn]) -> list[Drawn]:
     return [Drawn(token, logprob) for token, logprob in zip(token_B.tolist(), logprob_B.tolist(), strict=True)]
 
 
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) from a counter: the first 53 bits of a hash of (seed, position)."""
-    digest = hashlib.blake2b(struct.pack("<QQ", seed & (2**64 - 1), position), digest_size=8).digest()
-    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+def exponential(keys: Sequence[tuple[int, int]], width: int, device: torch.device) -> Tensor:
+    """float32 [B, width]: standard exponential variables that depend on a row's key and the column alone, the same on
+    every device. A key is two 32-bit integers."""
+    keys_2B = torch.tensor(keys, dtype=torch.int32, device=device).T
+    bits_BV = _mix(torch.arange(width, dtype=torch.int32, device=device) + keys_2B[0][:, None], keys_2B[1][:, None])
+    uniform_BV = (bits_BV & 0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31)  # finest where it is small, as a race needs
+    return uniform_BV.neg_().log1p_().neg_()
+
+
+def _mix(bits: Tensor, key: Tensor) -> Tensor:
+    """Hashes int32 counters in place: the "lowbias32" rounds of Wellons (2018) with `key` added between them."""
+    bits ^= (bits >> 16) & 0xFFFF  # a logical shift: >> keeps the sign
+    bits *= 0x7FEB352D
+    bits += key
+    bits ^= (bits >> 15) & 0x1FFFF
+    bits *= 0x846CA68B - 2**32
+    bits ^= (bits >> 16) & 0xFFFF
+    return bits
 
 
 def _truncate(logprobs_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
@@ -78,13 +103,3 @@ def _truncate(logprobs_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     kept_BV = logprobs_BV.clone()
     kept_BV[rows] = torch.empty_like(sorted_RV).scatter_(1, order_RV, sorted_RV)
     return kept_BV
-
-
-def _invert(logprobs_BV: Tensor, uniform_B: Tensor) -> Tensor:
-    """The inverse of the cumulative distribution at `uniform_B`; never a token of probability 0."""
-    mass_BV = logprobs_BV.exp().cumsum(dim=-1, dtype=torch.float64)
-    total_B = mass_BV[:, -1]
-    # rounding may lift u * total to the total itself, beyond the last token
-    target_B = torch.minimum(uniform_B * total_B, torch.nextafter(total_B, torch.zeros_like(total_B)))
-    found_B = torch.searchsorted(mass_BV, target_B[:, None], right=True)[:, 0]
-    return found_B.clamp(max=logprobs_BV.shape[1] - 1)

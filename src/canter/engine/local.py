@@ -24,8 +24,7 @@ CHUNK: Mapping[str, int] = {"cpu": 64, "cuda": 512}
 """Tokens of a prompt computed at once, and the grain at which prompts share; a GPU wants larger pieces."""
 
 MIN_ROWS: Mapping[str, int] = {"cpu": 4, "cuda": 1}
-"""From 4 rows on, each row of a matrix product on the CPU is rounded alike whatever the number of rows: always in
-bfloat16, in float32 with one thread."""
+"""From 4 rows on, each row of a matrix product on the CPU is rounded alike whatever the number of rows."""
 
 CLOSE_TIMEOUT_S = 30.0
 SYNC_TIMEOUT_S = 600.0
@@ -40,8 +39,9 @@ class LocalEngine:
     model's configuration says. The end-of-sequence tokens of the model's generation settings always stop. Raises
     ConfigError.
 
-    The same weights, prompt, sampling parameters and seed give the same reply whatever else runs, but for rounding:
-    none in bfloat16 on CPU or with one thread; in float32 with more it turns about one draw in 100,000.
+    The same weights, prompt, sampling parameters and seed give the same reply whatever else runs: bit for bit on a CPU
+    if torch has one thread or the environment has MKL_CBWR=AUTO, else but for rounding, which turns about one draw in
+    100,000 in float32 and more in bfloat16.
     """
 
     def __init__(
