@@ -33,11 +33,12 @@ TORCH_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "passive",  # waiting threads that spin take the cores from harnesses
     "MALLOC_MMAP_THRESHOLD_": "1073741824",  # keep freed memory: page faults cost a third of a step on CPU
     "MALLOC_TRIM_THRESHOLD_": "4294967296",
+    "MKL_CBWR": "AUTO",  # the same sums whatever the batch, so that a seed gives the same tokens
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-STOP_S = 30.0
-"""Deadline of a graceful stop; then the child is killed."""
+STOP_S = 75.0
+"""Deadline of a graceful stop, longer than a controller ever takes to end its harnesses; then the child is killed."""
 RESTARTS = 5
 """Crashes within `RESTART_WINDOW_S` that end the run."""
 RESTART_WINDOW_S = 120.0

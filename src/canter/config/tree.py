@@ -153,7 +153,7 @@ class EngineConfig(Section):
     max_batch: int = Field(default=64, ge=1)
     """Sequences decoded together by the local engine."""
     cache_tokens: int = Field(default=65536, ge=1024)
-    """Key-value slots of the local engine."""
+    """Key-value slots of the local engine; one request may hold about 15 % of them on CPU, which bounds its context."""
     timeout_s: float = Field(default=600, gt=0)
     """Deadline of one generation."""
     journal: bool = False
