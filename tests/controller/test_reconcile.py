@@ -182,7 +182,7 @@ class World:
             assert len(self.live) <= self.limits.concurrency
         if not actions and not self.live:
             return False
-        if self.live and self.chance.draw(st.booleans()):
+        if self.live and (not actions or self.chance.draw(st.booleans())):  # every process ends at some time
             self.end(self.chance.draw(st.sampled_from(sorted(self.live))))
         for action in actions:
             if isinstance(action, Wait):
