@@ -47,6 +47,8 @@ class Reason(StrEnum):
     ENGINE_UNAVAILABLE = "engine_unavailable"
     GRADER_ERROR = "grader_error"
     GRADER_TIMEOUT = "grader_timeout"
+    # the run was stopped: another attempt is made, whatever is left
+    INTERRUPTED = "interrupted"
     # the rollout itself
     NO_CALLS = "no_calls"
     NO_REWARD = "no_reward"
@@ -76,6 +78,7 @@ RETRYABLE = frozenset(
         Reason.ENGINE_UNAVAILABLE,
         Reason.GRADER_ERROR,
         Reason.GRADER_TIMEOUT,
+        Reason.INTERRUPTED,
     }
 )
 """Reasons that are the infrastructure's fault: the rollout gets another attempt."""

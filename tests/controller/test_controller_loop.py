@@ -25,6 +25,7 @@ from canter.types import KeyKind, Outcome, Reason, Reward, RolloutState
 
 FAST = {"runner": {"retry_delay_s": 0.0, "keep_dirs": "all"}}
 EXACT = {"use": "exact", "answer": "stdout"}
+QUEUED = RolloutState.QUEUED
 
 
 def function(name: str, **more: Any) -> dict[str, Any]:
@@ -324,12 +325,65 @@ async def test_a_stop_leaves_harnesses_to_the_next_controller(tmp_path: Path) ->
 async def test_a_stop_that_ends_the_harnesses_leaves_no_process(tmp_path: Path) -> None:
     async with rig(settings(function("breed"), EXACT, **FAST), tmp_path) as run:
         run.start(stop_harnesses=True)
-        await run.add("r", max_attempts=2)
+        await run.add("r")
         folder = await run.running("r")
         await eventually(lambda: len(pids_in(folder / "work" / "pids")) == 5)
         await run.stop()
         assert not [pid for pid in pids_in(folder / "work" / "pids") if alive(pid)]
-        assert (await run.store.rollout("r")).state is RolloutState.RUNNING
+
+
+async def test_what_a_stop_has_interrupted_is_done_again_and_does_not_count(tmp_path: Path) -> None:
+    """One attempt is allowed; two of a harness are interrupted, and three runs of the grader, of which two may fail."""
+    go, grade = tmp_path / "go", tmp_path / "grade"
+    script = f"while [ ! -e {grade} ]; do sleep 0.02; done; echo 0.75"
+    config = settings(function("wait_for"), {"command": ["sh", "-c", script]}, **FAST)
+    async with rig(config, tmp_path / "run") as run:
+        await run.add("r", input={"file": str(go)})
+        for number in (1, 2):
+            run.start(stop_harnesses=True)
+            await eventually((run.folder("r", number) / "stdout.txt").exists)
+            await run.stop()
+            rollout = await run.store.rollout("r")
+            assert (rollout.state, rollout.attempt, rollout.message) == (QUEUED, number, "the run was stopped")
+        go.touch()
+        for _ in range(3):
+            run.start(stop_harnesses=True)
+            await eventually((run.folder("r", 3) / "grading" / "1" / "command.txt").exists)
+            await run.stop()
+            assert (await run.store.rollout("r")).state is RolloutState.GRADING
+        grade.touch()
+        run.start()
+        assert (await run.done("r")).reward == 0.75
+        attempts = await run.store.attempts("r")
+        assert [(a.outcome, a.reason) for a in attempts] == [
+            (Outcome.KILLED, Reason.INTERRUPTED),
+            (Outcome.KILLED, Reason.INTERRUPTED),
+            (Outcome.EXITED, None),
+        ]
+
+
+async def test_a_stop_without_a_gateway_leaves_no_process_either(tmp_path: Path) -> None:
+    """Then nobody hears that the attempt was interrupted: it counts as lost."""
+    config = settings(function("sleep"), EXACT, **FAST)
+    store = MemoryStore()
+    key = await store.issue_key(KeyKind.SERVICE)
+    async with contextlib.AsyncExitStack() as stack:
+        async with serve(create_app(config, store, NoEngine()), config.gateway, grace_s=0.2) as url:
+            client = await stack.enter_async_context(Client(url, key, retry_s=0.2))
+            run = Rig(store, client, url, tmp_path / "run", config)
+            run.start(stop_harnesses=True)
+            await run.add("r", max_attempts=2)
+            folder = await run.running("r")
+        keeper = json.loads((folder / "keeper.json").read_text())["pid"]
+        await run.stop()
+        assert not alive(keeper)
+        assert (await store.rollout("r")).state is RolloutState.RUNNING
+        port = int(url.rsplit(":", 1)[1])
+        async with serve(create_app(config, store, NoEngine()), config.gateway, port=port, grace_s=0.2):
+            run.start(stop_harnesses=True)
+            await run.until(lambda rollout: rollout.attempt == 2, "r")
+            await run.stop()
+    assert [a.reason for a in await store.attempts("r")] == [Reason.NODE_LOST, Reason.INTERRUPTED]
 
 
 async def test_only_one_controller_per_run_folder(tmp_path: Path) -> None:

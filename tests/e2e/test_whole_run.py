@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 from whole_run import WholeRun, wait_until
 
 from canter.cli import run as canter
+from canter.types import RolloutState
 
 
 def call_json(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
@@ -115,17 +116,42 @@ def test_resuming_a_finished_run_changes_nothing(local_run: WholeRun) -> None:
 
 
 def test_interrupted_it_stops_everything_and_resumes(tmp_path: Path) -> None:
-    run = WholeRun(tmp_path, write_run(tmp_path, steps=6))
-    run.start()
-    assert wait_until(lambda: run.received() or not run.running(), 90)
+    """Harnesses, too; their attempts are made again, and were not counted: there is only one."""
+    run = WholeRun(tmp_path, write_run(tmp_path, steps=2))
+    run.start("harness.function=tiny_harness:linger", "runner.max_attempts=1", "runner.concurrency=3")
+    assert wait_until(lambda: len(run.received()) == 3 or not run.running(), 90)
+    ours = list(run.processes())
+    names = [" ".join(p.cmdline()) for p in ours]
+    assert sum("canter.controller.launcher" in name for name in names) == 2 + 2 * 3, names  # with keepers and harnesses
     assert run.process is not None
     run.process.send_signal(signal.SIGINT)
     assert run.process.wait(60) == 130, run.output()
-    ours = [p for p in run.processes() if any("canter" in a for a in p.cmdline())]
-    assert not [p for p in ours if "processes" in " ".join(p.cmdline())]
+    assert not [p for p in ours if p.is_running()]
+    assert not list(run.processes())
+    assert {r.state for r in run.recorded()[0]} == {RolloutState.QUEUED}
+    (tmp_path / "received.txt.go").touch()
     run.start()
     assert run.finish() == 0, run.output()
-    assert [row["step"] for row in run.rows()] == list(range(1, 7))
+    assert [row["step"] for row in run.rows()] == [1, 2]
+    rollouts, _ = run.recorded()
+    assert sorted(r.attempt for r in rollouts) == [1] * 9 + [2] * 3
+    assert {r.state for r in rollouts} == {RolloutState.SCORED}
+
+
+def test_without_its_supervisor_a_run_leaves_no_process(tmp_path: Path) -> None:
+    run = WholeRun(tmp_path, write_run(tmp_path, steps=1))
+    run.start("harness.function=tiny_harness:linger", "runner.concurrency=3")
+    assert wait_until(lambda: len(run.received()) == 3 or not run.running(), 90)
+    ours = list(run.processes())
+    assert run.process is not None
+    run.process.kill()
+    run.process.wait(10)
+    assert wait_until(lambda: not any(p.is_running() for p in ours), 60), [p for p in ours if p.is_running()]
+    assert not list(run.processes())
+    (tmp_path / "received.txt.go").touch()
+    run.start()
+    assert run.finish() == 0, run.output()
+    assert {r.state for r in run.recorded()[0]} == {RolloutState.SCORED}
 
 
 def test_a_broken_recipe_ends_the_run_with_its_reason(tmp_path: Path) -> None:

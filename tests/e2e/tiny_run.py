@@ -44,6 +44,13 @@ def run(task):
         message = ask(messages)
         messages += [{"role": "assistant", "content": message["content"]}, {"role": "user", "content": f"more {turn}"}]
     print(len(messages))
+
+
+def linger(task):
+    ask([{"role": "user", "content": task["prompt"]}])
+    while not os.path.exists(os.environ["RECEIVED"] + ".go"):
+        time.sleep(0.05)
+    run(task)
 """
 
 GRADER = """

@@ -140,7 +140,9 @@ def test_a_failure_queues_again_exactly_while_it_is_retryable_and_attempts_are_l
         if reason is None:
             assert change.rollout.state not in (RolloutState.QUEUED, RolloutState.INVALID)
             continue
-        again = reason in RETRYABLE and before.attempt < before.max_attempts
+        spared = reason is Reason.INTERRUPTED  # it does not count: there is one attempt more
+        assert change.rollout.max_attempts == before.max_attempts + spared
+        again = spared or (reason in RETRYABLE and before.attempt < before.max_attempts)
         assert change.rollout.state is (RolloutState.QUEUED if again else RolloutState.INVALID)
         assert change.attempt is not None
         assert change.attempt.reason is reason

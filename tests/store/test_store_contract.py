@@ -94,6 +94,20 @@ async def test_creating_again_is_no_error_and_makes_nothing(store: Store) -> Non
     assert [e.kind for e in await store.events(0)] == ["queued", "running", "queued"]
 
 
+async def test_an_interruption_uses_no_attempt_up(store: Store) -> None:
+    await store.create_rollouts([rollout(max_attempts=1)])
+    for number in (1, 2):
+        await store.start_attempt("r1", number)
+        again = await store.end_attempt("r1", number, Outcome.KILLED, reason=Reason.INTERRUPTED)
+        assert (again.state, again.reason, again.max_attempts) == (RolloutState.QUEUED, None, 1 + number)
+    assert again == await store.rollout("r1")
+    assert await store.create_rollouts([rollout(max_attempts=1)]) == [again]
+    await store.start_attempt("r1", 3)
+    lost = await store.end_attempt("r1", 3, Outcome.LOST, reason=Reason.NODE_LOST)
+    assert (lost.state, lost.reason) == (RolloutState.INVALID, Reason.NODE_LOST)
+    assert [a.reason for a in await store.attempts("r1")] == [Reason.INTERRUPTED] * 2 + [Reason.NODE_LOST]
+
+
 async def test_other_content_under_a_known_id_is_refused_and_nothing_of_the_request_is_kept(store: Store) -> None:
     await store.create_rollouts([rollout()])
     with pytest.raises(Refused, match=r"r1 exists with other content \(seed\)"):

@@ -80,10 +80,15 @@ def run_until_told(work: Work) -> int:
 
 
 async def cancelled_by_signals(work: Work) -> int:
-    task = asyncio.ensure_future(work)
+    task = asyncio.create_task(work)
     loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        if not task.cancelling():  # a second signal must not cut an orderly end short
+            task.cancel()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, stop)
     try:
         await task
     except asyncio.CancelledError:
@@ -139,7 +144,8 @@ async def controller(run: RunFolder, config: Config, told: dict[str, Any]) -> No
     from canter.controller.loop import run_controller
 
     async with Client(told["url"], told["key"]) as client:
-        await run_controller(config, client, run.path, told["url"])
+        # the gateway ends as well, so harnesses that went on could only fail
+        await run_controller(config, client, run.path, told["url"], stop_harnesses=True)
 
 
 async def trainer(run: RunFolder, config: Config, told: dict[str, Any]) -> None:

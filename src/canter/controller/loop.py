@@ -49,6 +49,8 @@ FINISH_S = 10.0
 """On a stop: deadline for what is under way."""
 KILLED_S = 40.0
 """On a stop that ends the harnesses, too: deadline for their process trees to be gone."""
+REPORT_S = 5.0
+"""Then: deadline for the store to hear of it."""
 PAGE = 1000
 MESSAGE_CHARS = 1000
 
@@ -99,7 +101,7 @@ async def run_controller(
     config: Config, client: Lifecycle, run_dir: Path, gateway_url: str, *, stop_harnesses: bool = False
 ) -> None:
     """Runs rollouts until it is cancelled. Harnesses that run then go on, for the next controller of this run folder to
-    adopt, unless `stop_harnesses`.
+    adopt, unless `stop_harnesses`; then their attempts are reported as interrupted.
 
     Raises ConfigError and LaunchError if the run cannot start (a recipe that does not exist, a module that cannot be
     imported, another controller on this run folder), Unauthorized or Forbidden if the store refuses the key.
@@ -148,18 +150,55 @@ class Controller:
 
     async def stop(self, *, kill: bool) -> None:
         """Lets what is under way finish; with `kill` ends every harness and grader and waits until they are gone."""
+        if kill:
+            self._keep_survivors()
+            self._stop_all()
         if self._actions:
             await asyncio.wait(self._actions, timeout=FINISH_S)
-        if kill and self._processes:
-            for process in self._processes.values():
-                process.stop()
-            deadline = time.monotonic() + KILLED_S
-            while self._processes and (left := deadline - time.monotonic()) > 0:
-                await asyncio.wait(self._watchers, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        rest = self._actions | self._watchers
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
+        await _cancel(self._actions)
+        if kill:
+            self._stop_all()  # again: what was under way has started some, too
+            await self._gone()
+            await self._report_interrupted()
+        await _cancel(self._watchers)
+
+    def _stop_all(self) -> None:
+        for rollout_id in self._processes:
+            self._stop(rollout_id)
+
+    async def _gone(self) -> None:
+        deadline = time.monotonic() + KILLED_S
+        while self._processes and (left := deadline - time.monotonic()) > 0:
+            await asyncio.wait(self._watchers, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _report_interrupted(self) -> None:
+        """What a stop has killed does not count: there is one attempt, or one run of the grader, more.
+
+        An attempt that the store does not hear of is one that the next controller finds killed: it counts as lost.
+        """
+        reports = [
+            self._report(rollout_id, seen)
+            for rollout_id, seen in self._board.seen.items()
+            if seen.stopping and seen.exit is not None and seen.exit.outcome is Outcome.KILLED
+        ]
+        try:
+            async with asyncio.timeout(REPORT_S):
+                await asyncio.gather(*reports)
+        except TimeoutError:
+            log.warning("the store does not hear of %d interrupted attempts, they count as lost", len(reports))
+
+    async def _report(self, rollout_id: str, seen: Seen) -> None:
+        rollout = self._board.rollout(rollout_id)
+        if seen.grading:
+            await self._runner.forget_grading(rollout_id, seen.attempt, seen.grading)
+        elif rollout is not None and rollout.state is RolloutState.RUNNING and rollout.attempt == seen.attempt:
+            exit = Exit(Outcome.KILLED, message="the run was stopped")
+            try:
+                await self._end(rollout_id, seen.attempt, exit, Reason.INTERRUPTED)
+            except CanterError as error:
+                log.warning("attempt %d of rollout %s is interrupted: %s", seen.attempt, rollout_id, error)
+            else:
+                await self._runner.tidy(rollout_id, seen.attempt, scored=False)
 
     # -- watching the store --
 
@@ -173,10 +212,13 @@ class Controller:
             for rollout in page:
                 self._take(rollout)
             last = page[-1].id
-        for left in self._runner.survivors():
+        self._keep_survivors()
+        return after
+
+    def _keep_survivors(self) -> None:
+        for left in self._runner.survivors(set(self._processes)):
             log.info("attempt %d of rollout %s still runs: adopted", left.attempt, left.rollout_id)
             self._keep(left.rollout_id, Seen(left.attempt, left.grading), left.process)
-        return after
 
     async def _follow(self, after: int) -> None:
         while True:
@@ -208,11 +250,14 @@ class Controller:
 
     def _begin(self, action: Action) -> None:
         if isinstance(action, Stop):
-            self._processes[action.rollout_id].stop()
-            self._board.seen[action.rollout_id] = replace(self._board.seen[action.rollout_id], stopping=True)
+            self._stop(action.rollout_id)
         elif not isinstance(action, Wait):
             self._board.busy.add(action.rollout_id)
             self._task(self._perform(action.rollout_id, action), self._actions)
+
+    def _stop(self, rollout_id: str) -> None:
+        self._processes[rollout_id].stop()
+        self._board.seen[rollout_id] = replace(self._board.seen[rollout_id], stopping=True)
 
     def _task(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
         def done(task: asyncio.Task[None]) -> None:
@@ -328,3 +373,11 @@ class Controller:
         exit = await process.exited()
         del self._processes[rollout_id]
         self._board.seen[rollout_id] = replace(self._board.seen[rollout_id], exit=exit)
+
+
+async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
+    """Cancels the tasks and waits for their end; a done one takes itself out of the set."""
+    ending = list(tasks)
+    for task in ending:
+        task.cancel()
+    await asyncio.gather(*ending, return_exceptions=True)

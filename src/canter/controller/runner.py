@@ -8,7 +8,7 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -209,9 +209,12 @@ class ProcessRunner:
         grading, folder = self._last(rollout_id, attempt)
         return grading, Process.find(folder) or read_exit(folder)
 
-    def survivors(self) -> Iterator[Survivor]:
-        """Every live process of this run folder, whatever the store wants of its rollout by now."""
+    def survivors(self, known: Set[str]) -> Iterator[Survivor]:
+        """Every live process of this run folder, whatever the store wants of its rollout by now, except those of the
+        rollouts `known`."""
         for rollout_id, attempt in folders.attempts(self._run):
+            if rollout_id in known:
+                continue
             grading, folder = self._last(rollout_id, attempt)
             if (process := Process.find(folder)) is not None:
                 yield Survivor(rollout_id, attempt, grading, process)
@@ -220,6 +223,11 @@ class ProcessRunner:
         folder = folders.attempt_folder(self._run, rollout_id, attempt)
         grading = folders.gradings(folder)
         return grading, folders.grading_folder(folder, grading) if grading else folder
+
+    async def forget_grading(self, rollout_id: str, attempt: int, grading: int) -> None:
+        """Removes the folder of a run of the grader, which then never was."""
+        folder = folders.attempt_folder(self._run, rollout_id, attempt)
+        await asyncio.to_thread(folders.remove, folders.grading_folder(folder, grading))
 
     async def tidy(self, rollout_id: str, attempt: int, *, scored: bool) -> None:
         """Removes the folder, unless `runner.keep_dirs` wants it."""

@@ -89,7 +89,8 @@ class Store(Protocol):
         message: str = "",
     ) -> Rollout:
         """The harness has ended: seals the attempt (its agent key is revoked). Without `reason`: running → grading.
-        With a reason: running → queued for another attempt while it is retryable and any are left, else invalid."""
+        With a reason: running → queued for another attempt while it is retryable and any are left, else invalid;
+        `INTERRUPTED` does not use one up (`max_attempts` grows by one)."""
         ...
 
     async def post_reward(self, reward: Reward) -> Rollout:

@@ -219,8 +219,13 @@ def _cancel(rollout: Rollout, attempt: Attempt | None, message: str, at: float) 
 
 
 def _fail(rollout: Rollout, attempt: Attempt, reason: Reason, message: str, at: float) -> Change:
-    """Back to the queue while the reason is retryable and attempts are left, else invalid; never a reward."""
+    """Back to the queue while the reason is retryable and attempts are left, else invalid; never a reward.
+
+    An attempt that the end of the run interrupted does not count: the rollout may have one more.
+    """
     attempt = replace(attempt, reason=reason, message=message)
+    if reason is Reason.INTERRUPTED:
+        rollout = replace(rollout, max_attempts=rollout.max_attempts + 1)
     if reason in RETRYABLE and rollout.attempt < rollout.max_attempts:
         after = replace(rollout, state=RolloutState.QUEUED, message=message, updated_at=at)
     else:

@@ -29,7 +29,7 @@ def admit(rollouts: Sequence[Rollout], known: Mapping[str, Rollout], now: float)
     return list(fresh.values())
 
 
-_CONTENT = ("group", "task", "split", "step", "index", "seed", "max_attempts")
+_CONTENT = ("group", "task", "split", "step", "index", "seed")  # `max_attempts` grows with interruptions
 
 
 def _queued(r: Rollout, now: float) -> Rollout:

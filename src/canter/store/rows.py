@@ -50,7 +50,6 @@ def rollout_row(r: Rollout) -> dict[str, Any]:
         "step": r.step,
         "index": r.index,
         "seed": r.seed,
-        "max_attempts": r.max_attempts,
         "created_at": r.created_at,
         **progress_row(r),
     }
@@ -61,6 +60,7 @@ def progress_row(r: Rollout) -> dict[str, Any]:
     return {
         "state": r.state.value,
         "attempt": r.attempt,
+        "max_attempts": r.max_attempts,
         "reward": r.reward,
         "reason": r.reason and r.reason.value,
         "message": r.message,

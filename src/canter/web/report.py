@@ -25,6 +25,7 @@ MEANING: Mapping[str, str] = {
     Reason.ENGINE_UNAVAILABLE: "no engine answered",
     Reason.GRADER_ERROR: "the grader failed",
     Reason.GRADER_TIMEOUT: "the grader took too long",
+    Reason.INTERRUPTED: "the run was stopped meanwhile",
     Reason.NO_CALLS: "the harness never called the model",
     Reason.NO_REWARD: "no reward was given",
     Reason.NOT_FINITE: "a reward or logprob was not a finite number",
