@@ -25,7 +25,7 @@ def ask(messages):
         data=body,
         headers={"authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "content-type": "application/json"},
     )
-    for patience in range(60):
+    for patience in range(240):
         try:
             with urllib.request.urlopen(request, timeout=60) as reply:
                 answer = json.load(reply)

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 2.0
 """Between two announcements of the engine: a gateway that restarts knows it again after this long."""
+GOODBYE_S = 5.0
+"""Deadline for the gateway to hear that the engine ends."""
 
 
 async def run_training(run: RunFolder, config: Config, url: str, key: str, model: Path) -> None:
@@ -88,8 +90,9 @@ async def announced(engine: Engine, config: Config, run: RunFolder, client: Clie
         yield
     finally:
         beat.cancel()
-        with contextlib.suppress(CanterError):
-            await client.remove_engine(url)
+        with contextlib.suppress(CanterError, TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):  # the gateway may be gone for good
+                await client.remove_engine(url)
         await server.close()
 
 
