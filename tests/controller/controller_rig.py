@@ -58,10 +58,11 @@ class Rig:
     controller: asyncio.Task[None] | None = None
     started: list[str] = field(default_factory=list)
 
-    def start(self, *, stop_harnesses: bool = True) -> None:
-        self.controller = asyncio.create_task(
-            run_controller(self.config, self.client, self.run_dir, self.url, stop_harnesses=stop_harnesses)
+    def start(self, *, adopt: bool = True, stop_harnesses: bool = True) -> None:
+        running = run_controller(
+            self.config, self.client, self.run_dir, self.url, adopt=adopt, stop_harnesses=stop_harnesses
         )
+        self.controller = asyncio.create_task(running)
 
     async def stop(self) -> None:
         if self.controller is not None:

@@ -362,6 +362,39 @@ async def test_what_a_stop_has_interrupted_is_done_again_and_does_not_count(tmp_
         ]
 
 
+async def test_without_adoption_what_was_left_is_done_again_and_does_not_count(tmp_path: Path) -> None:
+    """As when all processes of a run were killed: what went on had no gateway, whatever came of it."""
+    go, grade = tmp_path / "go", tmp_path / "grade"
+    script = f"while [ ! -e {grade} ]; do sleep 0.02; done; echo 0.75"
+    config = settings(function("wait_for"), {"command": ["sh", "-c", script]}, **FAST)
+    async with rig(config, tmp_path / "run") as run:
+        for id in ("graded", "ended", "runs"):
+            await run.add(id, input={"file": str(go.with_suffix(f".{id}"))})
+        run.start(stop_harnesses=False)
+        folders = [await run.running(id) for id in ("graded", "ended", "runs")]
+        go.with_suffix(".graded").touch()
+        await eventually((folders[0] / "grading" / "1" / "command.txt").exists)
+        keepers = [json.loads((folder / "keeper.json").read_text())["pid"] for folder in folders]
+        keepers += [json.loads((folders[0] / "grading" / "1" / "keeper.json").read_text())["pid"]]
+        await run.stop()
+        go.with_suffix(".ended").touch()
+        await eventually((folders[1] / "exit.json").exists)
+        run.start(adopt=False)
+        for id in ("ended", "runs"):
+            await run.until(lambda rollout: rollout.attempt == 2, id)
+        assert not [pid for pid in keepers if alive(pid)]
+        go.with_suffix(".runs").touch()
+        grade.touch()
+        for id, reasons in (
+            ("graded", [None]),
+            ("ended", [Reason.INTERRUPTED, None]),
+            ("runs", [Reason.INTERRUPTED, None]),
+        ):
+            assert (await run.done(id)).reward == 0.75
+            assert [a.reason for a in await run.store.attempts(id)] == reasons
+        assert os.listdir(folders[0] / "grading") == ["1"]
+
+
 async def test_a_stop_without_a_gateway_leaves_no_process_either(tmp_path: Path) -> None:
     """Then nobody hears that the attempt was interrupted: it counts as lost."""
     config = settings(function("sleep"), EXACT, **FAST)

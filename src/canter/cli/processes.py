@@ -144,8 +144,9 @@ async def controller(run: RunFolder, config: Config, told: dict[str, Any]) -> No
     from canter.controller.loop import run_controller
 
     async with Client(told["url"], told["key"]) as client:
-        # the gateway ends as well, so harnesses that went on could only fail
-        await run_controller(config, client, run.path, told["url"], stop_harnesses=True)
+        # when the supervisor ends the gateway ends, too: harnesses that went on could only fail
+        adopt = told["restarted"]
+        await run_controller(config, client, run.path, told["url"], adopt=adopt, stop_harnesses=True)
 
 
 async def trainer(run: RunFolder, config: Config, told: dict[str, Any]) -> None:

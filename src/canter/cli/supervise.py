@@ -97,12 +97,13 @@ class Supervisor:
                 start_new_session=True,
             )
         assert process.stdin is not None
+        old = self.children.get(name)
         message = {**told, "model": str(self.model) if self.model else None, "parent": os.getpid()}
+        message["restarted"] = old is not None
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its exit says more than this write
             process.stdin.write(json.dumps(message).encode() + b"\n")
             await process.stdin.drain()
             process.stdin.close()
-        old = self.children.get(name)
         child = Child(name, process, old.crashes if old else [])
         self.children[name] = child
         return child

@@ -30,6 +30,9 @@ class Board:
         waiting = self._queued.get(rollout_id)
         return waiting.rollout if waiting is not None else self._open.get(rollout_id)
 
+    def running(self) -> list[Rollout]:
+        return [rollout for rollout in self._open.values() if rollout.state is RolloutState.RUNNING]
+
     def take(self, rollout: Rollout, now: float) -> None:
         """Notes a rollout as the store has it; `now` in monotonic seconds."""
         known = self.rollout(rollout.id)

@@ -98,10 +98,19 @@ class Lifecycle(Protocol):
 
 
 async def run_controller(
-    config: Config, client: Lifecycle, run_dir: Path, gateway_url: str, *, stop_harnesses: bool = False
+    config: Config,
+    client: Lifecycle,
+    run_dir: Path,
+    gateway_url: str,
+    *,
+    adopt: bool = True,
+    stop_harnesses: bool = False,
 ) -> None:
     """Runs rollouts until it is cancelled. Harnesses that run then go on, for the next controller of this run folder to
     adopt, unless `stop_harnesses`; then their attempts are reported as interrupted.
+
+    Without `adopt` that is also done with the attempts that it finds. It is for a run that had no gateway for a while,
+    or has another now: what went on meanwhile could only fail, and not for a fault of its own.
 
     Raises ConfigError and LaunchError if the run cannot start (a recipe that does not exist, a module that cannot be
     imported, another controller on this run folder), Unauthorized or Forbidden if the store refuses the key.
@@ -111,7 +120,7 @@ async def run_controller(
     async with process_runner(config, run_dir, gateway_url) as processes:
         controller = Controller(client, processes, limits)
         try:
-            await controller.run()
+            await controller.run(adopt=adopt)
         finally:
             await controller.stop(kill=stop_harnesses)
 
@@ -130,8 +139,10 @@ class Controller:
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
 
-    async def run(self) -> None:
+    async def run(self, *, adopt: bool = True) -> None:
         after = await self._catch_up()
+        if not adopt:
+            await self._interrupt(self._board.running())
         self._task(self._follow(after), self._watchers)
         while self._failure is None:
             self._changed.clear()
@@ -157,48 +168,47 @@ class Controller:
             await asyncio.wait(self._actions, timeout=FINISH_S)
         await _cancel(self._actions)
         if kill:
-            self._stop_all()  # again: what was under way has started some, too
-            await self._gone()
-            await self._report_interrupted()
+            await self._interrupt([])
         await _cancel(self._watchers)
 
     def _stop_all(self) -> None:
         for rollout_id in self._processes:
             self._stop(rollout_id)
 
-    async def _gone(self) -> None:
+    async def _interrupt(self, also: Sequence[Rollout]) -> None:
+        """Ends every harness and grader and waits until they are gone. What is killed so does not count, nor do the
+        attempts of `also`, however they ended: there is one attempt, or one run of the grader, more.
+
+        An attempt that the store does not hear of in time is one that a controller finds killed: it counts as lost.
+        """
+        self._stop_all()
         deadline = time.monotonic() + KILLED_S
         while self._processes and (left := deadline - time.monotonic()) > 0:
             await asyncio.wait(self._watchers, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-
-    async def _report_interrupted(self) -> None:
-        """What a stop has killed does not count: there is one attempt, or one run of the grader, more.
-
-        An attempt that the store does not hear of is one that the next controller finds killed: it counts as lost.
-        """
-        reports = [
-            self._report(rollout_id, seen)
-            for rollout_id, seen in self._board.seen.items()
-            if seen.stopping and seen.exit is not None and seen.exit.outcome is Outcome.KILLED
-        ]
+        killed = {id: seen for id, seen in self._board.seen.items() if seen.stopping and _killed(seen)}
+        attempts = {rollout.id: rollout for rollout in also}
+        for rollout in self._board.running():
+            if rollout.id in killed and killed[rollout.id].attempt == rollout.attempt:
+                attempts[rollout.id] = rollout
+        reports = [self._give_back(rollout.id, rollout.attempt) for rollout in attempts.values()]
         try:
             async with asyncio.timeout(REPORT_S):
                 await asyncio.gather(*reports)
         except TimeoutError:
             log.warning("the store does not hear of %d interrupted attempts, they count as lost", len(reports))
+        for rollout_id, seen in killed.items():
+            if seen.grading:
+                await self._runner.forget_grading(rollout_id, seen.attempt, seen.grading)
+                del self._board.seen[rollout_id]
 
-    async def _report(self, rollout_id: str, seen: Seen) -> None:
-        rollout = self._board.rollout(rollout_id)
-        if seen.grading:
-            await self._runner.forget_grading(rollout_id, seen.attempt, seen.grading)
-        elif rollout is not None and rollout.state is RolloutState.RUNNING and rollout.attempt == seen.attempt:
-            exit = Exit(Outcome.KILLED, message="the run was stopped")
-            try:
-                await self._end(rollout_id, seen.attempt, exit, Reason.INTERRUPTED)
-            except CanterError as error:
-                log.warning("attempt %d of rollout %s is interrupted: %s", seen.attempt, rollout_id, error)
-            else:
-                await self._runner.tidy(rollout_id, seen.attempt, scored=False)
+    async def _give_back(self, rollout_id: str, attempt: int) -> None:
+        exit = Exit(Outcome.KILLED, message="the run was stopped")
+        try:
+            self._take(await self._end(rollout_id, attempt, exit, Reason.INTERRUPTED))
+        except CanterError as error:
+            log.warning("attempt %d of rollout %s is interrupted: %s", attempt, rollout_id, error)
+        else:
+            await self._runner.tidy(rollout_id, attempt, scored=False)
 
     # -- watching the store --
 
@@ -217,7 +227,7 @@ class Controller:
 
     def _keep_survivors(self) -> None:
         for left in self._runner.survivors(set(self._processes)):
-            log.info("attempt %d of rollout %s still runs: adopted", left.attempt, left.rollout_id)
+            log.info("attempt %d of rollout %s still runs", left.attempt, left.rollout_id)
             self._keep(left.rollout_id, Seen(left.attempt, left.grading), left.process)
 
     async def _follow(self, after: int) -> None:
@@ -373,6 +383,10 @@ class Controller:
         exit = await process.exited()
         del self._processes[rollout_id]
         self._board.seen[rollout_id] = replace(self._board.seen[rollout_id], exit=exit)
+
+
+def _killed(seen: Seen) -> bool:
+    return seen.exit is not None and seen.exit.outcome is Outcome.KILLED
 
 
 async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
