@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from canter.errors import NotFound
+from canter.errors import ConfigError, NotFound
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,12 @@ class RunFolder:
         for n in range(1000):
             path = parent / (f"{name}-{stamp}" + (f"-{n}" if n else ""))
             try:
-                path.mkdir(parents=True)
+                parent.mkdir(parents=True, exist_ok=True)
+                path.mkdir(mode=0o700)
             except FileExistsError:
                 continue
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"run.dir: cannot make {path}: {error}") from error
             for part in ("attempts", "checkpoints", "logs"):
                 (path / part).mkdir()
             return cls(path)
@@ -86,6 +89,10 @@ class RunFolder:
             value: dict[str, Any] = json.loads((self.path / "manifest.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return {}
+        except ValueError as error:
+            raise ConfigError(
+                f"{self.path / 'manifest.json'} is no JSON ({error}); restore it, or start a new run"
+            ) from error
         return value
 
     def update_manifest(self, values: Mapping[str, Any]) -> dict[str, Any]:

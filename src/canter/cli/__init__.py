@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from canter import __version__
-from canter.errors import CanterError, ConfigError, NotFound, TooManyDrops
+from canter.errors import CanterError, ConfigError, LaunchError, NotFound, TooManyDrops
 
 COMMANDS = {
     "train": ("canter.cli.train", "Train a policy inside a harness: gateway, controller and trainer on this machine."),
@@ -79,6 +79,6 @@ def run(argv: list[str] | None = None) -> int:
 
 
 def exit_code(error: CanterError) -> int:
-    if isinstance(error, ConfigError | NotFound):
+    if isinstance(error, ConfigError | NotFound | LaunchError):
         return 2
     return 3 if isinstance(error, TooManyDrops) else 1

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 import orjson
 
-config_file = click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 overrides = click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 run_argument = click.argument("run", metavar="RUN")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")

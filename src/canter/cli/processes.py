@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -105,9 +106,9 @@ async def gateway(run: RunFolder, config: Config, told: dict[str, Any]) -> None:
     store = await opened(run)
     source = open_source(config, Path(told["model"]) if told["model"] else None)
     try:
-        async with serve(create_app(config, store, source), config.gateway, port=told["port"]) as url:
-            answer = {"url": url, "port": int(url.rpartition(":")[2])}
-            answer |= await issue_keys(store, told["issue"])
+        app = create_app(config, store, source)
+        async with serve(app, config.gateway, sock=socket.socket(fileno=told["socket"])) as url:
+            answer = {"url": url, **await issue_keys(store, told["issue"])}
             sys.stdout.write(json.dumps(answer) + "\n")
             sys.stdout.flush()
             await asyncio.Event().wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -41,7 +42,8 @@ def command(run: str, step: int | None, verify: bool, as_json: bool) -> int:
     print_steps(batches)
     if verify:
         click.echo("\n".join(faults) or "every committed call is trained exactly once, or not with a reason")
-    click.echo(f"next: canter samples {folder.path} --verify    or --json for programs")
+    hint = f"canter rollouts list {folder.path}" if verify else f"canter samples {folder.path} --verify"
+    click.echo(f"next: {hint}    or --json for programs")
     return 1 if faults else 0
 
 
@@ -50,8 +52,9 @@ async def build_all(store: Store, config: Config, step: int | None) -> dict[int,
     found = {}
     for number, rollouts in sorted((await trained_steps(store)).items()):
         if step is None or step == number:
-            calls = await store.calls([r.id for r in rollouts])
-            found[number] = (build(rollouts, calls, **build_options(config)), calls)
+            done = [r for r in rollouts if r.state.terminal]  # the others belong to the step in progress
+            calls = await store.calls([r.id for r in done])
+            found[number] = (build(done, calls, **build_options(config)), calls)
     return found
 
 
@@ -92,6 +95,10 @@ def print_steps(batches: dict[int, tuple[Batch, list[Call]]]) -> None:
         reward = "-" if report.mean_reward is None else f"{report.mean_reward:.3f}"
         click.echo(
             f"{number:4}  {report.rollouts:8}  {report.in_batch:8}  {report.samples:7}  {report.tokens.trained:14}  "
-            f"{reward:>11}  {dict(report.dropped) or ''}"
+            f"{reward:>11}  {said(report.dropped)}"
         )
-    click.echo(f"dropped rollouts by reason: {dict(total) or 'none'}")
+    click.echo(f"dropped rollouts by reason: {said(total) or 'none'}")
+
+
+def said(counts: Mapping[Any, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -22,7 +23,7 @@ from typing import Any
 import click
 
 from canter.config import Config, load
-from canter.errors import CanterError
+from canter.errors import CanterError, ConfigError
 from canter.runs import RunFolder
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ TORCH_ENVIRONMENT = {
 }
 STOP_S = 75.0
 """Deadline of a graceful stop, longer than a controller ever takes to end its harnesses; then the child is killed."""
+FINAL = (2, 3)
+"""Exit codes that another start would only repeat: settings that cannot work, too many drops."""
 RESTARTS = 5
 """Crashes within `RESTART_WINDOW_S` that end the run."""
 RESTART_WINDOW_S = 120.0
@@ -58,23 +61,20 @@ class Supervisor:
     run: RunFolder
     config: Config
     model: Path | None
+    listening: socket.socket
+    """The gateway's; held here, so that connections wait while the gateway is started again."""
     children: dict[str, Child] = field(default_factory=dict)
     gateway: dict[str, Any] = field(default_factory=dict)
-    """What the gateway said at its start: `url`, `port`, and the keys it was asked for."""
+    """What the gateway said at its start: `url`, and the keys it was asked for."""
 
     async def start_gateway(self, keys: Sequence[str] = ()) -> None:
-        """Starts it, on its old port if it had one; `keys` names the processes that need a fresh key."""
-        port = self.gateway.get("port") or self.config.gateway.port
-        child = await self._spawn("gateway", {"port": port, "issue": list(keys)}, stdout=asyncio.subprocess.PIPE)
-        stdout = child.process.stdout
-        assert stdout is not None
-        try:
-            line = await asyncio.wait_for(stdout.readline(), START_S)
-        except TimeoutError:
-            line = b""
-        if not line:
-            await self.stop("gateway")
-            raise CanterError(f"the gateway did not start: {self.last_log('gateway')}")
+        """Starts it, again and again if it dies at that; `keys` names the processes that need a fresh key."""
+        told = {"socket": self.listening.fileno(), "issue": list(keys)}
+        while True:
+            child = await self._spawn("gateway", told, stdout=asyncio.subprocess.PIPE)
+            if line := await first_line(child.process):
+                break
+            await self._give_up_or_retry(child)
         self.gateway = {**self.gateway, **json.loads(line)}
 
     async def start(self, name: str) -> None:
@@ -94,6 +94,7 @@ class Supervisor:
                 stdout=stdout,
                 stderr=None if name == "trainer" else errors,
                 env=environment(name),
+                pass_fds=[self.listening.fileno()] if name == "gateway" else [],
                 start_new_session=True,
             )
         assert process.stdin is not None
@@ -119,9 +120,18 @@ class Supervisor:
                 child, code = waits[task], task.result()
                 if child.name == until and code >= 0:
                     return code
-                await self._restart(child, code)
+                await self._restart(child)
 
-    async def _restart(self, child: Child, code: int) -> None:
+    async def _restart(self, child: Child) -> None:
+        await self._give_up_or_retry(child)
+        await (self.start_gateway() if child.name == "gateway" else self.start(child.name))
+
+    async def _give_up_or_retry(self, child: Child) -> None:
+        """Waits a moment before another start of a child that has ended. Raises where that would be of no use."""
+        await self._end(child)
+        code = child.process.returncode or 0
+        if code in FINAL:
+            raise ConfigError(f"the {child.name} cannot run: {self.last_log(child.name)}")
         how = f"died by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         now = time.monotonic()
         child.crashes[:] = [t for t in child.crashes if now - t < RESTART_WINDOW_S] + [now]
@@ -131,32 +141,48 @@ class Supervisor:
             )
         log.warning("the %s %s; starting it again", child.name, how)
         await asyncio.sleep(min(5.0, 0.2 * 2 ** len(child.crashes)))
-        await (self.start_gateway() if child.name == "gateway" else self.start(child.name))
 
     async def stop(self, name: str) -> None:
-        child = self.children.pop(name, None)
-        if child is None or child.process.returncode is not None:
+        if child := self.children.pop(name, None):
+            await self._end(child)
+
+    async def _end(self, child: Child) -> None:
+        """Tells it to stop, if it still runs; kills it after a deadline."""
+        if child.process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
             child.process.terminate()
         try:
             await asyncio.wait_for(child.process.wait(), STOP_S)
         except TimeoutError:
-            log.warning("the %s did not stop within %s s; killing it", name, STOP_S)
+            log.warning("the %s did not stop within %s s; killing it", child.name, STOP_S)
             child.process.kill()
             await child.process.wait()
 
     def last_log(self, name: str) -> str:
         file = self.run.logs / f"{name}.log"
         lines = file.read_text(errors="replace").strip().splitlines() if file.exists() else []
-        return f"{lines[-1] if lines else 'no output'} (all of it in {file})"
+        last = lines[-1] if lines else "no output"
+        return f"{last.partition(' ERROR canter: ')[2] or last} (all of it in {file})"
+
+
+async def first_line(process: asyncio.subprocess.Process) -> bytes:
+    """What it says first on standard output; nothing if it ends, or says nothing within `START_S`."""
+    assert process.stdout is not None
+    try:
+        return await asyncio.wait_for(process.stdout.readline(), START_S)
+    except TimeoutError:
+        return b""
 
 
 @contextlib.asynccontextmanager
 async def supervised(run: RunFolder, keys: Sequence[str]) -> AsyncIterator[Supervisor]:
     """A running gateway and controller; stops trainer, controller and gateway, in this order, at the end."""
     config = load_run(run)
-    supervisor = Supervisor(run, config, await asyncio.to_thread(model_folder, config))
+    from canter.gateway.serve import bind
+
+    model = await asyncio.to_thread(model_folder, config)
+    supervisor = Supervisor(run, config, model, bind(config.gateway))
     try:
         await supervisor.start_gateway(keys)
         await supervisor.start("controller")
@@ -164,6 +190,7 @@ async def supervised(run: RunFolder, keys: Sequence[str]) -> AsyncIterator[Super
     finally:
         for name in ("trainer", "controller", "gateway"):
             await supervisor.stop(name)
+        supervisor.listening.close()
 
 
 async def train(run: RunFolder) -> int:
@@ -172,10 +199,10 @@ async def train(run: RunFolder) -> int:
         code = await supervisor.watch(until="trainer")
     if code == 0:
         click.echo(f"next: canter rollouts list {run.path}    or open {run.report}")
+    elif code in FINAL:
+        click.echo("what this run has recorded stays as it is; mend the cause, then start a new run", err=True)
     else:
-        click.echo(
-            f"the trainer stopped with exit code {code}; to go on: canter train FILE --resume {run.path}", err=True
-        )
+        click.echo(f"the trainer stopped with exit code {code}; to go on: canter train --resume {run.path}", err=True)
     return code
 
 
@@ -184,6 +211,8 @@ async def serve(run: RunFolder) -> int:
         click.echo(f"gateway: {supervisor.gateway['url']}")
         if admin := supervisor.gateway.get("admin"):
             click.echo(f"admin key (shown this once): {admin}")
+        if supervisor.config.engine.use != "openai":
+            click.echo("no engine serves the model yet: register one with PUT /api/engines (docs/serve.md)")
         await supervisor.watch(until=None)
     return 0
 

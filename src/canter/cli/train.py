@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import click
@@ -12,27 +13,45 @@ from canter.config import Config, load, to_toml
 from canter.errors import ConfigError
 from canter.runs import RunFolder
 
+RESUMABLE = frozenset(
+    {
+        "trainer.steps",
+        "trainer.max_invalid",
+        "trainer.step_timeout_s",
+        "trainer.checkpoint_every",
+        "trainer.keep_checkpoints",
+        "runner.concurrency",
+        "runner.max_attempts",
+        "runner.retry_delay_s",
+    }
+)
+"""Settings that may change when a run is resumed: none of them alters what was recorded or learned so far."""
+
 
 @click.command("train")
-@options.config_file
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), required=False)
 @options.overrides
-@click.option("--dry-run", is_flag=True, help="Print the resolved settings and stop.")
-@click.option(
-    "--resume", metavar="RUN", help="Go on with this run folder (path, name, or `latest`) and its own settings."
-)
-def command(file: Path, overrides: tuple[str, ...], dry_run: bool, resume: str | None) -> int:
+@click.option("--dry-run", is_flag=True, help="Print the resolved settings, check the files they name, and stop.")
+@click.option("--resume", metavar="RUN", help="Go on with this run folder (path, name, or `latest`) and its settings.")
+def command(file: Path | None, overrides: tuple[str, ...], dry_run: bool, resume: str | None) -> int:
     """Train by the settings in FILE, with overrides such as trainer.steps=10.
 
     Makes a run folder under `run.dir` and prints its path. Interrupt it, or lose power, at any point: `--resume RUN`
-    goes on where the last committed call was.
+    goes on where the last committed call was; FILE may then be left out.
     """
-    config = load(file, overrides)
-    if dry_run:
-        click.echo(to_toml(config), nl=False)
-        return 0
-    if config.engine.use == "openai":
-        raise ConfigError("engine.use = 'openai' cannot be trained: its weights are out of reach; use 'local'")
-    run = resumed(config, resume, overrides) if resume else started(config)
+    if resume:
+        run = resumed(resume, file, overrides)
+    else:
+        if file is None:
+            raise click.UsageError("give the TOML file of the run, or --resume RUN")
+        config = load(file, overrides)
+        if config.engine.use == "openai":
+            raise ConfigError("engine.use = 'openai' cannot be trained: its weights are out of reach; use 'local'")
+        if dry_run:
+            click.echo(to_toml(config), nl=False)
+            check_inputs(config)
+            return 0
+        run = started(config)
     from canter.cli.supervise import train
 
     return asyncio.run(train(run))
@@ -41,8 +60,10 @@ def command(file: Path, overrides: tuple[str, ...], dry_run: bool, resume: str |
 def started(config: Config) -> RunFolder:
     """A new run folder with the resolved settings and the first part of the manifest."""
     from canter.cli.manifest import describe, save_settings
+    from canter.cli.supervise import model_folder
 
     check_inputs(config)
+    model_folder(config)
     run = RunFolder.create(Path(config.run.dir), config.run.name)
     save_settings(run, config)
     run.update_manifest(describe(config, run))
@@ -50,13 +71,39 @@ def started(config: Config) -> RunFolder:
     return run
 
 
-def resumed(config: Config, name: str, overrides: tuple[str, ...]) -> RunFolder:
-    """The folder of an earlier run; its own settings hold, so overrides are refused."""
-    run = RunFolder.find(name, Path(config.run.dir))
-    if overrides:
-        raise ConfigError(f"--resume goes on with the settings in {run.config}; leave out {' '.join(overrides)}")
+def resumed(name: str, file: Path | None, overrides: tuple[str, ...]) -> RunFolder:
+    """The folder of an earlier run. Its own settings hold, but for overrides of `RESUMABLE` ones."""
+    from canter.cli.manifest import save_settings
+    from canter.cli.supervise import load_run
+
+    given = load(file) if file is not None else None
+    run = RunFolder.find(name, Path(given.run.dir) if given else Path("runs"))
+    if refused := sorted({override.partition("=")[0] for override in overrides} - RESUMABLE):
+        raise ConfigError(
+            f"--resume goes on with the settings in {run.config}, so {', '.join(refused)} cannot change; these can: "
+            + ", ".join(sorted(RESUMABLE))
+        )
     click.echo(f"resuming {run.path}")
+    own = load_run(run)
+    if overrides:
+        own = load(run.config, overrides).model_copy(update={"base": own.base})
+        save_settings(run, own)
+        run.update_manifest({"settings": json.loads(own.model_dump_json()), "resumed_with": list(overrides)})
+    if given and (names := different(given, own)):
+        click.echo(f"note: {file} now has other {', '.join(names)}; the run keeps the settings it began with", err=True)
     return run
+
+
+def different(one: Config, other: Config) -> list[str]:
+    """Names of the settings in which two trees differ; those that may change on resume, and the folder, aside."""
+    return [
+        f"{section}.{name}"
+        for section in Config.model_fields
+        if section != "base"
+        for name in type(getattr(one, section)).model_fields
+        if f"{section}.{name}" not in RESUMABLE | {"run.dir"}
+        and getattr(getattr(one, section), name) != getattr(getattr(other, section), name)
+    ]
 
 
 def check_inputs(config: Config) -> None:
@@ -68,6 +115,9 @@ def check_inputs(config: Config) -> None:
         if not config.path(name).is_file():
             raise ConfigError(f"{setting}: no file {config.path(name)}; paths are relative to the TOML file")
         read_tasks(config.path(name))
+    template = config.model.chat_template
+    if template and "\n" not in template and "{" not in template and not config.path(template).is_file():
+        raise ConfigError(f"model.chat_template: no file {config.path(template)}")
     for target, source in config.harness.files.items():
         if not config.path(source).exists():
             raise ConfigError(f"harness.files.{target}: no file {config.path(source)}")

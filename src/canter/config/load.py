@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from canter.config.tree import Config
 from canter.errors import ConfigError
@@ -24,10 +24,10 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}; pass the path of a run's TOML file") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file} is not valid TOML: {error}") from error
+    except (RecursionError, ValueError) as error:
+        if isinstance(error, UnicodeDecodeError | tomllib.TOMLDecodeError):
+            raise _unreadable(file, error) from error
+        raise ConfigError(f"{file} cannot be read as settings: {error}") from error
     return resolve(tree, overrides, base=file.resolve().parent)
 
 
@@ -45,7 +45,7 @@ def resolve(tree: Mapping[str, Any], overrides: Sequence[str] = (), *, base: Pat
 
 
 def to_toml(config: Config) -> str:
-    """The resolved tree as TOML that `load` reads back; unset fields are left out, secrets print `***`."""
+    """The resolved tree as TOML that `load` reads back; unset fields are left out."""
     lines: list[str] = []
     for section in _fields(Config):
         value = getattr(config, section)
@@ -63,6 +63,12 @@ def to_toml(config: Config) -> str:
     return "\n".join(lines)
 
 
+def _unreadable(file: Path, error: UnicodeDecodeError | tomllib.TOMLDecodeError) -> ConfigError:
+    if isinstance(error, UnicodeDecodeError):
+        return ConfigError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}")
+    return ConfigError(f"{file} is not valid TOML: {error}")
+
+
 def _fields(model: type[BaseModel]) -> list[str]:
     return [name for name, field in model.model_fields.items() if not field.exclude]
 
@@ -72,8 +78,6 @@ def _key(name: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, SecretStr):
-        return '"***"'
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, tuple)):
@@ -114,7 +118,7 @@ def _takes_text(keys: Sequence[str]) -> bool:
             return False
         model = model.model_fields[key].annotation
     options = typing.get_args(model) if isinstance(model, types.UnionType) else (model,)
-    return str in options or SecretStr in options
+    return str in options
 
 
 def _explain(error: Any) -> str:

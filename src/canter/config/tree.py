@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
@@ -68,7 +68,7 @@ class HarnessConfig(Section):
     """Names of variables that pass from the controller's environment (nothing else does)."""
     files: dict[str, str] = {}
     """Files copied into the attempt's folder before launch: name there → path here (relative to this TOML)."""
-    timeout_s: float = Field(default=600, gt=0)
+    timeout_s: float = Field(default=600, gt=0, le=2_592_000)
     """Wall time of one attempt; then its whole process tree is killed."""
     timeout_reward: float | None = 0.0
     """Reward of an attempt that timed out; unset to grade what it left."""
@@ -92,7 +92,7 @@ class GraderConfig(Section):
     """Where the final answer is: `last_message`, `stdout`, or `file:NAME` in the attempt's folder."""
     tolerance: float = Field(default=1e-6, ge=0)
     """Largest absolute difference that `numeric` accepts."""
-    timeout_s: float = Field(default=120, gt=0)
+    timeout_s: float = Field(default=120, gt=0, le=2_592_000)
     """Wall time of one grading; then it is `invalid(grader_timeout)`."""
 
     @model_validator(mode="after")
@@ -175,8 +175,8 @@ class GatewayConfig(Section):
     """Largest request body."""
     engine_wait_s: float = Field(default=30, ge=0)
     """How long a call waits for an engine before it is answered 503."""
-    upstream_key: SecretStr | None = None
-    """Key for the `openai` engine, if it wants one."""
+    upstream_key_env: str | None = None
+    """Environment variable that holds the key for the `openai` engine; the key itself is written nowhere."""
 
 
 class TrainerConfig(Section):
@@ -252,7 +252,7 @@ class EvaluateConfig(Section):
 
 
 class RunConfig(Section):
-    name: str = "run"
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """First part of the run folder's name."""
     dir: str = "runs"
     """Where run folders are made."""

@@ -6,8 +6,11 @@ replies come from, `dialects` the wire formats, `api` the lifecycle routes of co
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from canter.errors import ConfigError
 
 if TYPE_CHECKING:
     from canter.config import Config
@@ -49,11 +52,13 @@ def _upstream(config: Config) -> Source:
     from canter.engine.openai import OpenAIEngine
     from canter.gateway.passthrough import UpstreamSource
 
-    key = config.gateway.upstream_key
+    name = config.gateway.upstream_key_env
+    if name and not os.environ.get(name):
+        raise ConfigError(f"gateway.upstream_key_env names {name}, which is not set in this environment")
     assert config.engine.url is not None  # the settings require it
     engine = OpenAIEngine(
         config.engine.url,
-        key.get_secret_value() if key else "",
+        os.environ[name] if name else "",
         model=config.model.name,
         timeout_s=config.engine.timeout_s,
     )

@@ -42,16 +42,21 @@ class App(Protocol):
 
 @contextlib.asynccontextmanager
 async def serve(
-    app: App, config: GatewayConfig, *, port: int | None = None, uds: str | None = None, grace_s: float = 5.0
+    app: App,
+    config: GatewayConfig,
+    *,
+    port: int | None = None,
+    sock: socket.socket | None = None,
+    uds: str | None = None,
+    grace_s: float = 5.0,
 ) -> AsyncIterator[str]:
-    """Serves `app` for as long as the context is open; yields its base URL. `port` takes the place of `config.port`;
-    with `uds` it listens on that unix socket as well.
+    """Serves `app` for as long as the context is open; yields its base URL. `port` takes the place of `config.port`, a
+    listening `sock` (see `bind`) that of both; with `uds` it listens on that unix socket as well.
 
     At the end it stops accepting, gives the requests in flight `grace_s` seconds, and closes. Raises `ConfigError`
     where it must not or cannot bind.
     """
-    check_bind(config)
-    sockets = [_bind(config.host, config.port if port is None else port)]
+    sockets = [bind(config, port) if sock is None else sock]
     if uds is not None:
         sockets.append(_bind_unix(uds))
     host, bound = sockets[0].getsockname()[:2]
@@ -114,7 +119,10 @@ def _settings(app: App, config: GatewayConfig, grace_s: float) -> uvicorn.Config
     )
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(config: GatewayConfig, port: int | None = None) -> socket.socket:
+    """A socket that listens where the settings say. Raises `ConfigError` where that is unsafe or not possible."""
+    check_bind(config)
+    host, port = config.host, config.port if port is None else port
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
