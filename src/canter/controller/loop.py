@@ -293,9 +293,32 @@ class Controller:
             log.warning("%s of rollout %s: %s", type(action).__name__, rollout_id, error)
             await asyncio.sleep(PAUSE_S)
             await self._reread(rollout_id)
+        except Exception as error:  # whatever is wrong with one rollout, the others go on
+            log.exception("%s of rollout %s", type(action).__name__, rollout_id)
+            await self._give_up(rollout_id, action, f"{type(action).__name__}: {type(error).__name__}: {error}")
         finally:
             self._board.busy.discard(rollout_id)
             self._board.settle(rollout_id)
+
+    async def _give_up(self, rollout_id: str, action: Action, message: str) -> None:
+        """Ends the attempt of a rollout that could not be handled; what is left of its process is stopped after that."""
+        reason = Reason.SPAWN_ERROR if isinstance(action, Start) else Reason.NODE_LOST
+        try:
+            rollout = await self._patiently(partial(self._client.rollout, rollout_id))
+            if rollout.state is RolloutState.RUNNING:
+                rollout = await self._end(rollout_id, rollout.attempt, Exit(Outcome.LOST, message=message), reason)
+            elif rollout.state is RolloutState.GRADING:
+                reason = Reason.GRADER_ERROR
+                rollout = await self._client.invalidate(rollout_id, rollout.attempt, reason, message[:MESSAGE_CHARS])
+            elif (seen := self._board.seen.get(rollout_id)) is not None and seen.exit is not None:
+                del self._board.seen[rollout_id]
+            self._take(rollout)
+        except (Unauthorized, Forbidden):
+            raise
+        except CanterError as error:
+            log.warning("rollout %s cannot be given up: %s", rollout_id, error)
+            await asyncio.sleep(PAUSE_S)
+            await self._reread(rollout_id)
 
     async def _reread(self, rollout_id: str) -> None:
         try:
@@ -380,7 +403,11 @@ class Controller:
         self._task(self._watch(rollout_id, process), self._watchers)
 
     async def _watch(self, rollout_id: str, process: Process) -> None:
-        exit = await process.exited()
+        try:
+            exit = await process.exited()
+        except (OSError, ValueError) as error:
+            log.exception("the end of rollout %s", rollout_id)
+            exit = Exit(Outcome.LOST, message=f"its end cannot be read: {error}")
         del self._processes[rollout_id]
         self._board.seen[rollout_id] = replace(self._board.seen[rollout_id], exit=exit)
 
