@@ -10,7 +10,8 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from canter.errors import Refused, TooManyDrops
-from canter.types import Call, Event, PolicyVersion, Rollout, RolloutState
+from canter.samples import Report
+from canter.types import Call, Event, PolicyVersion, Reason, Rollout, RolloutState
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +81,19 @@ class Collector:
         for rollout_id in sorted(late):
             with contextlib.suppress(Refused):  # it ended just now
                 await self._client.cancel(rollout_id, f"not done within trainer.step_timeout_s = {self._timeout_s:g}")
+
+
+def check_batch(report: Report, max_invalid: float, what: str) -> None:
+    """Raises TooManyDrops when more than the share `max_invalid` of a step's rollouts gives nothing to train. Groups
+    without spread do not count: they are the policy's doing."""
+    lost = {reason: count for reason, count in report.dropped.items() if reason is not Reason.NO_SPREAD}
+    if sum(lost.values()) <= max_invalid * report.rollouts:
+        return
+    reason = max(lost, key=lambda name: lost[name])
+    raise TooManyDrops(
+        f"{what}: {sum(lost.values())} of {report.rollouts} rollouts give nothing to train, more than "
+        f"trainer.max_invalid = {max_invalid:g} allows; most often {reason} ({lost[reason]}): docs/troubleshooting.md"
+    )
 
 
 def check_drops(rollouts: Sequence[Rollout], max_invalid: float, what: str) -> None:

@@ -39,7 +39,7 @@ from canter.runs import RunFolder
 from canter.samples import Batch, build
 from canter.trainer.backend import Backend
 from canter.trainer.checkpoint import Checkpoints
-from canter.trainer.collect import Collector, Rollouts
+from canter.trainer.collect import Collector, Rollouts, check_batch
 from canter.trainer.data import TaskOrder, fingerprint
 from canter.trainer.metrics import MetricsFile, Row, Tracker, Trackers
 from canter.trainer.plan import EvaluationName, evaluation_rollouts, step_rollouts
@@ -95,6 +95,7 @@ async def train(
             for step in range(done + 1, settings.steps + 1):
                 rollouts = await collector.collect(step_rollouts(config, order, step), f"step {step}")
                 batch = build_batch(rollouts, await client.calls([r.id for r in rollouts]), settings)
+                check_batch(batch.report, settings.max_invalid, f"step {step}")
                 clock.lap("collect_s")
                 learned = await in_thread(partial(update, backend, batch, settings))
                 clock.lap("update_s")
