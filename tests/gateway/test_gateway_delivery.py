@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -13,6 +14,17 @@ import pytest
 from gateway_rig import Rig, config, fake_engine, gateway
 
 from canter.engine.fake import Fault
+from canter.errors import (
+    BadRequest,
+    ContextOverflow,
+    EngineError,
+    EngineUnavailable,
+    Refused,
+    StoreError,
+    TemplateError,
+)
+from canter.gateway.calls import infrastructure_fault
+from canter.gateway.http import HttpError
 from canter.gateway.stream import Timing
 from canter.store.memory import MemoryStore
 from canter.types import Call, CallBodies, CallStatus, EngineRecord, Outcome, Reason
@@ -32,6 +44,13 @@ def request_bytes(
 async def connect(rig: Rig) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     host, port = rig.url.removeprefix("http://").split(":")
     return await asyncio.open_connection(host, int(port))
+
+
+NO_ENGINE = (CallStatus.ERROR, Reason.ENGINE_UNAVAILABLE)
+
+
+def fate(call: Call) -> tuple[CallStatus, Reason | None]:
+    return call.status, call.untrainable
 
 
 async def until(condition: Any, *, seconds: float = 5) -> None:
@@ -209,7 +228,7 @@ async def test_without_an_engine_a_call_waits_then_503_with_retry_after() -> Non
         with pytest.raises(openai.InternalServerError) as caught:
             await sdk.chat.completions.create(model="policy", messages=[USER])
         waited = time.monotonic() - began
-        assert await rig.store.calls(["r1"]) == []
+        assert [fate(call) for call in await rig.store.calls(["r1"])] == [NO_ENGINE]
     assert caught.value.status_code == 503
     assert int(caught.value.response.headers["retry-after"]) > 0
     assert waited >= 0.3
@@ -321,3 +340,42 @@ async def test_the_end_of_the_server_has_a_deadline() -> None:
     assert time.monotonic() - began < 3
     assert (await hanging)[0] == 503
     assert (await waiting) == (200, {"events": []})
+
+
+async def test_a_call_that_was_held_for_too_long_is_recorded() -> None:
+    async with gateway(settings=config(engine={"timeout_s": 0.1})) as rig:
+        assert (await rig.post("/api/pause", {}, key=rig.service_key))[0] == 200
+        status, _ = await rig.chat()
+        calls = await rig.store.calls(["r1"])
+    assert status == 503
+    assert [fate(call) for call in calls] == [NO_ENGINE]
+
+
+@pytest.mark.parametrize("held", [True, False])
+async def test_a_call_that_the_end_of_the_gateway_breaks_off_is_recorded(held: bool) -> None:
+    store = MemoryStore()
+    async with gateway(fake_engine(lambda *_: "x" * 200, token_delay_s=0.05), store=store) as rig:
+        if held:
+            await rig.post("/api/pause", {}, key=rig.service_key)
+        asking = asyncio.create_task(rig.chat())
+        await until(_flying(rig))
+    status, reply = await asking
+    assert (status, reply["error"]["code"]) == (503, "shutting_down")
+    assert [fate(call) for call in await store.calls(["r1"])] == [(CallStatus.ERROR, Reason.GATEWAY_UNAVAILABLE)]
+
+
+def _flying(rig: Rig) -> Callable[[], Awaitable[bool]]:
+    async def flying() -> bool:
+        return rig.app.calls.in_flight > 0
+
+    return flying
+
+
+def test_whose_fault_a_failed_call_is() -> None:
+    """Those of the harness have a status below 500."""
+    assert infrastructure_fault(EngineUnavailable("x")) is Reason.ENGINE_UNAVAILABLE
+    assert infrastructure_fault(EngineError("x")) is Reason.ENGINE_UNAVAILABLE
+    for error in (StoreError("x"), HttpError(503, "shutting_down", "x"), KeyError("a fault of ours")):
+        assert infrastructure_fault(error) is Reason.GATEWAY_UNAVAILABLE
+    for error in (BadRequest("x"), ContextOverflow(9, 8), TemplateError("x"), Refused("x"), HttpError(404, "x", "x")):
+        assert infrastructure_fault(error) is None

@@ -83,7 +83,9 @@ class Upstream:
 
 
 @asynccontextmanager
-async def passthrough(answer: Callable[[int, dict[str, Any]], Any], *, version: int | None = 4) -> AsyncIterator[Any]:
+async def passthrough(
+    answer: Callable[[int, dict[str, Any]], Any], *, version: int | None = 4, memory_bytes: int = 2**28
+) -> AsyncIterator[Any]:
     """A rig and its upstream."""
     upstream = Upstream(answer)
     web_app = web.Application()
@@ -98,7 +100,7 @@ async def passthrough(answer: Callable[[int, dict[str, Any]], Any], *, version: 
     source = UpstreamSource(settings, engine)
     await store.create_rollouts([rollout("r1")])
     started = await store.start_attempt("r1", 1)
-    app = create_app(settings, store, source)
+    app = create_app(settings, store, source, memory_bytes=memory_bytes)
     try:
         async with serve(app, settings.gateway, grace_s=0.5) as url:
             service = await store.issue_key(KeyKind.SERVICE)
@@ -323,3 +325,15 @@ def test_prompt_ids_are_read_the_same_in_either_way(separators: tuple[str, str])
 def test_an_empty_list_of_prompt_ids_is_none() -> None:
     completion = read_completion(json.dumps(chat_reply([], [3]), separators=(",", ":")).encode(), 1)
     assert completion.prompt.tolist() == []
+
+
+@pytest.mark.parametrize("memory_bytes", [2**28, 0])
+async def test_a_call_that_failed_does_not_change_the_seed_of_its_repeat(memory_bytes: int) -> None:
+    def answer(number: int, body: dict[str, Any]) -> Any:
+        return error(500, "broke") if number < 2 else chat_reply([1], [2])
+
+    async with passthrough(answer, memory_bytes=memory_bytes) as (rig, upstream):
+        assert [(await rig.chat())[0] for _ in range(3)] == [503, 200, 200]
+        seeds = [body["seed"] for body in upstream.seen]
+    assert len(set(seeds[:3])) == 1
+    assert seeds[3] != seeds[2]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from canter.errors import CanterError, EngineError, EngineUnavailable
+from canter.errors import CanterError, EngineError
 from canter.gateway.attempts import Conversations
 from canter.gateway.auth import AttemptRef
 from canter.gateway.dialects import Dialect
@@ -20,6 +20,7 @@ from canter.gateway.dialects.canonical import Asked
 from canter.gateway.engines import Running
 from canter.gateway.gate import Gate
 from canter.gateway.http import HttpError, new_id
+from canter.gateway.problems import status_and_kind
 from canter.gateway.replay import Flight, Flights
 from canter.gateway.sampling import request_digest
 from canter.gateway.source import Sampled, Source, Ticket
@@ -122,7 +123,6 @@ class ModelCalls:
             ticket = Ticket(
                 call_id, conversation.take_ordinal(), time.time(), asked, digest, dialect, conversation, running
             )
-            await self._gate.passed(self._hold_s)
             sampled = await self._sample(ticket, raw, flight)
             flight.sampled = not flight.abandoned
             body = orjson.dumps(sampled.reply)
@@ -138,17 +138,20 @@ class ModelCalls:
             return Finished(sampled.reply, body)
 
     async def _sample(self, ticket: Ticket, raw: bytes, flight: Flight[Finished]) -> Sampled:
-        """Samples; what an engine failed, or nobody waits for any more, is recorded as such."""
+        """Samples once the gate is open. What fails for no fault of the harness, or is not wanted any more, is recorded
+        as such before the harness hears of it."""
         try:
+            await self._gate.passed(self._hold_s)
             return await self._source.sample(ticket)
-        except EngineUnavailable:
-            raise
-        except EngineError:
-            await self._record(ticket, raw, CallStatus.ERROR, Reason.ENGINE_UNAVAILABLE)
-            raise
         except asyncio.CancelledError:
             if flight.abandoned:
                 await self._record(ticket, raw, CallStatus.CANCELLED, Reason.CLIENT_GONE)
+            else:  # this gateway ends
+                await self._record(ticket, raw, CallStatus.ERROR, Reason.GATEWAY_UNAVAILABLE)
+            raise
+        except Exception as error:
+            if (fault := infrastructure_fault(error)) is not None:
+                await self._record(ticket, raw, CallStatus.ERROR, fault)
             raise
 
     async def _record(self, ticket: Ticket, raw: bytes, status: CallStatus, reason: Reason) -> None:
@@ -198,6 +201,14 @@ def _call(ticket: Ticket, sampled: Sampled, status: CallStatus, untrainable: Rea
         started_at=ticket.started_at,
         finished_at=time.time(),
     )
+
+
+def infrastructure_fault(error: Exception) -> Reason | None:
+    """Why a call failed that is answered with a 5xx, `None` where the request itself was wrong."""
+    if isinstance(error, EngineError):
+        return Reason.ENGINE_UNAVAILABLE
+    refused = isinstance(error, CanterError) and status_and_kind(error)[0] < 500
+    return None if refused else Reason.GATEWAY_UNAVAILABLE
 
 
 def why_untrainable(generation: Generation) -> Reason | None:

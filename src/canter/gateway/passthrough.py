@@ -66,7 +66,9 @@ class UpstreamSource:
     def recall(self, conversation: Conversation, calls: Sequence[tuple[Call, CallBodies]]) -> None:
         nodes = nodes_of(call for call, _ in calls if call.status is CallStatus.OK)
         conversation.recent.restore(nodes.values())
-        for _, bodies in calls:
+        for call, bodies in calls:
+            if call.status is not CallStatus.OK and not call.prompt_len:
+                continue  # nothing was sampled: the repeat is this same call
             conversation.prompts[request_digest(json_object(bodies.request))] += 1
 
     async def register(self, record: EngineRecord, key: str) -> None:
