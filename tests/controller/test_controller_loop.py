@@ -15,13 +15,14 @@ import pytest
 from controller_rig import NoEngine, Rig, add_call, alive, environment_of, eventually, pids_in, rig, settings
 
 from canter.client import Client
+from canter.config import Config
 from canter.controller.runner import process_runner
 from canter.errors import ConfigError, LaunchError, Unauthorized
 from canter.gateway.app import create_app
 from canter.gateway.serve import serve
 from canter.store import open_store
 from canter.store.memory import MemoryStore
-from canter.types import KeyKind, Outcome, Reason, Reward, RolloutState
+from canter.types import Attempt, KeyKind, Outcome, Reason, Reward, Rollout, RolloutState
 
 FAST = {"runner": {"retry_delay_s": 0.0, "keep_dirs": "all"}}
 EXACT = {"use": "exact", "answer": "stdout"}
@@ -280,9 +281,8 @@ async def test_which_folders_stay(tmp_path: Path, keep: str, left: set[str]) -> 
         await eventually(lambda: {path.name for path in attempts.iterdir()} == left)
 
 
-async def test_a_gateway_that_is_away_for_a_while_costs_no_rollout(tmp_path: Path) -> None:
-    """The harness runs on, its end is told later, and the grader waits."""
-    config = settings(function("wait_for"), EXACT, **FAST)
+async def through_an_outage(config: Config, tmp_path: Path, *, calls: bool) -> tuple[Rollout, list[Attempt]]:
+    """One rollout whose harness ends, once the file `go` is there, while there is no gateway."""
     go = tmp_path / "go"
     store = MemoryStore()
     key = await store.issue_key(KeyKind.SERVICE)
@@ -291,8 +291,10 @@ async def test_a_gateway_that_is_away_for_a_while_costs_no_rollout(tmp_path: Pat
             client = await stack.enter_async_context(Client(url, key, retry_s=0.2))
             run = Rig(store, client, url, tmp_path / "run", config)
             run.start()
-            await run.add("r", input={"file": str(go)})
+            await run.add("r", max_attempts=3, input={"file": str(go)})
             folder = await run.running("r")
+            if calls:
+                await add_call(store, "r")
         go.touch()
         await eventually((folder / "exit.json").exists)
         await asyncio.sleep(0.5)
@@ -301,7 +303,27 @@ async def test_a_gateway_that_is_away_for_a_while_costs_no_rollout(tmp_path: Pat
         async with serve(create_app(config, store, NoEngine()), config.gateway, port=port, grace_s=0.2):
             rollout = await run.done("r")
             await run.stop()
+    return rollout, await store.attempts("r")
+
+
+async def test_a_gateway_that_is_away_for_a_while_costs_no_rollout(tmp_path: Path) -> None:
+    """The harness runs on, its end is told later, and the grader waits."""
+    config = settings(function("wait_for"), EXACT, **FAST)
+    rollout, _ = await through_an_outage(config, tmp_path, calls=True)
     assert (rollout.reward, rollout.attempt) == (1.0, 1)
+
+
+@pytest.mark.parametrize("calls", [False, True])
+async def test_a_harness_that_gives_up_because_the_gateway_is_away_is_run_again(tmp_path: Path, calls: bool) -> None:
+    """Neither `no_calls` nor graded: its failure says nothing about the agent."""
+    go = tmp_path / "go"
+    script = f"while [ ! -e {go} ]; do sleep 0.02; done; case $PWD in */1/work) echo 'no route' >&2; exit 1; esac"
+    config = settings({"command": ["sh", "-c", script]}, grader("full"), **FAST)
+    rollout, attempts = await through_an_outage(config, tmp_path, calls=calls)
+    assert (rollout.reward, rollout.attempt) == (1.0, 2)
+    assert [attempt.reason for attempt in attempts] == [Reason.GATEWAY_UNAVAILABLE, None]
+    assert attempts[0].exit_code == 1
+    assert attempts[0].message.endswith("its last words: no route")
 
 
 async def test_a_stop_leaves_harnesses_to_the_next_controller(tmp_path: Path) -> None:

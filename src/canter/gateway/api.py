@@ -14,6 +14,7 @@ from canter.gateway.auth import AttemptRef, check_grader
 from canter.gateway.dialects.routes import BY_NAME
 from canter.gateway.gate import Gate
 from canter.gateway.http import HttpError, Reply, json_object
+from canter.gateway.outage import Outage, Uptime, outage
 from canter.gateway.source import Source
 from canter.gateway.visit import (
     NewAttempt,
@@ -28,7 +29,7 @@ from canter.gateway.visit import (
     Why,
 )
 from canter.store import Store
-from canter.types import Call, CallStatus, EngineRecord, KeyKind, PolicyVersion, Reward, Rollout, RolloutState
+from canter.types import Attempt, Call, CallStatus, EngineRecord, KeyKind, PolicyVersion, Reward, Rollout, RolloutState
 
 _MAX_ROWS = 10_000
 
@@ -36,11 +37,12 @@ _MAX_ROWS = 10_000
 class Api:
     """The handlers. All writes go through the store, which refuses what the lifecycle forbids."""
 
-    def __init__(self, store: Store, source: Source, gate: Gate, conversations: Conversations) -> None:
+    def __init__(self, store: Store, source: Source, gate: Gate, conversations: Conversations, uptime: Uptime) -> None:
         self._store = store
         self._source = source
         self._gate = gate
         self._conversations = conversations
+        self._uptime = uptime
         self._closing = asyncio.Event()
 
     def close(self) -> None:
@@ -98,11 +100,26 @@ class Api:
         return Reply.json({"attempt": attempt})
 
     async def end_attempt(self, visit: Visit) -> Reply:
+        """Notes how a harness ended. One that may have failed for want of the model is not graded: see `outage`."""
         ref, end = visit.attempt(), visit.read(NewEnd)
+        reason, message = end.reason, end.message
+        if reason is None and (missing := await self._outage(ref, end)) is not None:
+            reason = missing.reason
+            message = f"{missing.message}; its last words: {end.message}" if end.message else missing.message
         rollout = await self._store.end_attempt(
-            ref.rollout_id, ref.number, end.outcome, exit_code=end.exit_code, reason=end.reason, message=end.message
+            ref.rollout_id, ref.number, end.outcome, exit_code=end.exit_code, reason=reason, message=message
         )
         return self._changed(rollout)
+
+    async def _outage(self, ref: AttemptRef, end: NewEnd) -> Outage | None:
+        attempt = await self._attempt(ref)
+        if attempt is None:
+            return None  # the store refuses that
+        calls = await self._store.calls([ref.rollout_id], attempt=ref.number)
+        return outage(attempt, end.outcome, end.exit_code, calls, self._uptime.since)
+
+    async def _attempt(self, ref: AttemptRef) -> Attempt | None:
+        return next((a for a in await self._store.attempts(ref.rollout_id) if a.number == ref.number), None)
 
     async def invalidate(self, visit: Visit) -> Reply:
         ref, why = visit.attempt(), visit.read(NewInvalid)
@@ -127,7 +144,7 @@ class Api:
         ref = visit.attempt()
         check_grader(visit.key, ref)
         rollout = await self._store.rollout(ref.rollout_id)
-        attempt = next((a for a in await self._store.attempts(ref.rollout_id) if a.number == ref.number), None)
+        attempt = await self._attempt(ref)
         if attempt is None:
             raise NotFound(f"rollout {ref.rollout_id} has no attempt {ref.number}")
         calls = await self._store.calls([ref.rollout_id], attempt=ref.number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from canter.config import Config
-from canter.errors import CanterError, Forbidden, Refused
+from canter.errors import CanterError, Forbidden, Refused, StoreError
 from canter.gateway.api import Api
 from canter.gateway.attempts import Conversations
 from canter.gateway.auth import agent_of, identify
@@ -14,8 +14,9 @@ from canter.gateway.dialects import Dialect
 from canter.gateway.dialects.routes import BY_PATH
 from canter.gateway.gate import Gate
 from canter.gateway.http import ClientGone, Receive, Reply, Request, Scope, Send, json_object
+from canter.gateway.outage import Uptime
 from canter.gateway.problems import Shape, reply_to, status_and_kind
-from canter.gateway.redact import redact
+from canter.gateway.redact import loggable
 from canter.gateway.routes import find, no_route
 from canter.gateway.source import Source
 from canter.gateway.stream import Timing, carry
@@ -43,12 +44,13 @@ class App:
         self._model = config.model.name
         self._max_body_bytes = config.gateway.max_body_bytes
         self._timing = timing
+        self._uptime = Uptime()
         gate = Gate()
         conversations = Conversations(store, source.make_tree, source.recall, max_bytes=memory_bytes)
         self.calls = ModelCalls(
             store, source, gate, conversations, model=config.model.name, hold_s=config.engine.timeout_s
         )
-        self._api = Api(store, source, gate, conversations)
+        self._api = Api(store, source, gate, conversations, self._uptime)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,17 +58,18 @@ class App:
         request = Request(scope, receive, send)
         key: Key | None = None
         try:
+            request.check_headers()
             if (request.method, request.path) in _ALIVE:
                 await request.reply(Reply(200, b'{"status":"ok"}'))
                 return
             key = await identify(request, self._store)
             await self._serve(request, key)
         except ClientGone as error:
-            logger.info("%s %s %s: %s", request.id, request.method, request.path, error)
+            logger.info("%s %s %s: %s", request.id, request.method, loggable(request.path), error)
         except CanterError as error:
             await self._tell(request, key, error)
         except Exception:
-            logger.exception("%s %s %s failed", request.id, request.method, request.path)
+            logger.exception("%s %s %s failed", request.id, request.method, loggable(request.path))
             await self._tell(request, key, CanterError("the gateway failed this request; its log says why"))
 
     async def close(self) -> None:
@@ -115,6 +118,8 @@ class App:
         """Answers with an error, and logs it. Once a stream has begun it is left without its end, so that the server
         breaks the connection and no client takes the half for the whole."""
         status, kind = status_and_kind(error)
+        if isinstance(error, StoreError):
+            self._uptime.interrupted()
         rollout = key.rollout_id if key is not None else None
         level = logging.WARNING if isinstance(error, Forbidden | Refused) or status >= 500 else logging.INFO
         logger.log(
@@ -122,13 +127,15 @@ class App:
             "%s %s %s (rollout %s): %d %s: %s",
             request.id,
             request.method,
-            request.path,
+            loggable(request.path),
             rollout or "-",
             status,
             kind,
-            redact(str(error)),
+            loggable(str(error)),
         )
         if not request.started:
+            if status not in (408, 431):  # those close the connection on the rest
+                await request.discard_body()
             await request.reply(reply_to(error, _shape_of(request.path)))
 
 
