@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Install torch first and pinned: on a machine without a GPU, an unpinned one pulls gigabytes of CUDA.
+# Installed first, so that no other package picks another build. README says how to choose a CPU build.
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/pip install --disable-pip-version-check -q
 

@@ -72,7 +72,7 @@ def run_checks() -> Iterator[Check]:
     for extra, modules in NEEDED.items():
         missing = [m for m in modules if importlib.util.find_spec(m) is None]
         found = f"{', '.join(missing)} missing" if missing else ", ".join(_version(m) for m in modules)
-        yield Check(f"extra {extra}", not missing, found, f"pip install 'canter[{extra}]' (README, Install)")
+        yield Check(f"extra {extra}", not missing, found, f"pip install '.[{extra}]' in the clone (README, Install)")
 
 
 def _has_pidfd() -> bool:
