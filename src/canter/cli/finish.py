@@ -93,8 +93,12 @@ def print_result(console: Console, run: RunFolder, manifest: dict[str, Any]) -> 
         console.print(table)
     dropped = manifest["drops"]["rollouts"]
     console.print(f"training took {manifest['train_wall_s']:.0f} s; rollouts dropped: {dropped or 'none'}")
-    console.print(f"run folder: {run.path}", soft_wrap=True)
-    console.print(f"report: {run.report}", soft_wrap=True)
+    counts = manifest["counts"]
+    crashed, late = counts.get("attempts.exited_nonzero", 0), counts.get("attempts.timed_out", 0)
+    if crashed or late:
+        console.print(f"attempts whose harness exited with another code than 0: {crashed}; timed out: {late}")
+    console.print(f"run folder: {run.path}", soft_wrap=True, highlight=False)
+    console.print(f"report: {run.report}", soft_wrap=True, highlight=False)
 
 
 def percent(share: float | None) -> str:

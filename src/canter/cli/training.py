@@ -44,6 +44,8 @@ async def run_training(run: RunFolder, config: Config, url: str, key: str, model
     disable_progress_bar()
     console = Console()
     run.update_manifest({"model": {"path": config.model.path, "sha256": await asyncio.to_thread(file_hash, model)}})
+    if config.evaluate.before and not run.metrics.exists():
+        console.print("evaluating the model as given on the held-out tasks, then training")
     engine = await asyncio.to_thread(make_engine, config, model)
     await engine.pause()
     try:
