@@ -25,6 +25,23 @@ from canter.types import (
 )
 
 CONTENT_TYPE = "application/msgpack"
+MAX_NESTING = 128
+"""Levels of arrays and objects that JSON from outside may have; encoders and templates give up somewhere above."""
+
+
+def is_too_nested(value: object) -> bool:
+    """Whether a JSON value has more than `MAX_NESTING` levels. Does not recurse."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_NESTING):
+        level = [
+            child
+            for node in level
+            for child in (node.values() if isinstance(node, dict) else node)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def pack(value: Mapping[str, Any]) -> bytes:

@@ -26,7 +26,7 @@ async def identify(request: Request, store: Store) -> Key:
     """The key's rights. Raises `Unauthorized` without a key or with one that this store never issued."""
     secret = request.key()
     if secret is None:
-        raise Unauthorized("no key: send it as Authorization: Bearer KEY or x-api-key: KEY")
+        raise Unauthorized("no key: send it in the Authorization header (scheme Bearer), or in x-api-key")
     key = await store.key(secret)
     if key is None:
         raise Unauthorized("this key was never issued here; use the one that the attempt or the run was given")

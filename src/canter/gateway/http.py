@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
@@ -12,6 +13,7 @@ from urllib.parse import parse_qsl, unquote
 
 import orjson
 
+from canter import wire
 from canter.errors import BadRequest, CanterError, PayloadTooLarge
 
 Scope = MutableMapping[str, Any]
@@ -19,7 +21,10 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = b"application/json"
-
+_HEADER_BYTES = 64 * 2**10
+_HEADER_COST = 32  # of a header beside its bytes, so that their number is bounded with them
+_DISCARD_BYTES = 256 * 2**20
+_DISCARD_S = 10.0
 
 _PROCESS = secrets.token_hex(8)
 _NUMBERS = itertools.count()
@@ -61,23 +66,49 @@ class Reply:
 class Request:
     """One HTTP request. `id` names it in logs and in `x-request-id`."""
 
-    __slots__ = ("_receive", "_send", "_started", "headers", "id", "method", "path", "query_string", "raw_path")
+    __slots__ = (
+        "_arrived",
+        "_header_bytes",
+        "_http_version",
+        "_receive",
+        "_send",
+        "_started",
+        "headers",
+        "id",
+        "method",
+        "path",
+        "query_string",
+        "raw_path",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.raw_path: bytes = scope.get("raw_path") or self.path.encode()
         self.query_string: bytes = scope["query_string"]
+        self._http_version: str = scope.get("http_version", "1.1")
+        self._header_bytes = sum(len(name) + len(value) + _HEADER_COST for name, value in scope["headers"])
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.id = new_id("req_")
         self._receive = receive
         self._send = send
         self._started = False
+        self._arrived = False
 
     @property
     def started(self) -> bool:
         """Whether the status line has left: too late for another one."""
         return self._started
+
+    def check_headers(self) -> None:
+        """Raises `HttpError` 431 for more headers than any client sends."""
+        if self._header_bytes > _HEADER_BYTES:
+            raise HttpError(
+                431,
+                "headers_too_large",
+                f"the request's headers are over {_HEADER_BYTES} bytes ({_HEADER_COST} counted for each besides)",
+                {"connection": "close"},
+            )
 
     def segments(self) -> list[str]:
         """The parts of the path, each decoded by itself: an id may hold a slash as `%2F`."""
@@ -122,8 +153,26 @@ class Request:
                 408, "body_timeout", f"the request body was not complete after {deadline_s:g} s; send it faster"
             ) from error
 
-    async def _read(self, limit: int) -> bytes:
+    async def discard_body(self) -> None:
+        """Lets what is left of the body pass, within bounds. A client that closes its connection after the reply sends
+        the whole body first, and would see a reset in place of a reply that came earlier."""
+        last = self._http_version == "1.0" or self.headers.get(b"connection", b"").lower() == b"close"
+        if self._arrived or not last or b"expect" in self.headers:
+            return
+        size = 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DISCARD_S):
+                while not self._arrived and size < _DISCARD_BYTES:
+                    size += len((await self._next()).get("body", b""))
+
+    async def _next(self) -> MutableMapping[str, Any]:
+        """The next message; `_arrived` once there is nothing left of the body."""
         message = await self._receive()
+        self._arrived = message["type"] != "http.request" or not message.get("more_body")
+        return message
+
+    async def _read(self, limit: int) -> bytes:
+        message = await self._next()
         if message["type"] == "http.request" and not message.get("more_body"):
             whole: bytes = message.get("body", b"")
             if len(whole) > limit:
@@ -138,7 +187,7 @@ class Request:
                 raise _too_large(limit)
             if not message.get("more_body"):
                 return b"".join(parts)
-            message = await self._receive()
+            message = await self._next()
         raise ClientGone("the client closed the connection while it sent its request")
 
     async def gone(self) -> None:
@@ -175,6 +224,8 @@ def json_object(body: bytes) -> dict[str, Any]:
         raise BadRequest(f"the body is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(value, dict):
         raise BadRequest(f"the body must be a JSON object, got {_kind(value)}", code="invalid_json")
+    if wire.is_too_nested(value):
+        raise BadRequest(f"the body is nested deeper than {wire.MAX_NESTING} levels", code="invalid_json")
     return value
 
 

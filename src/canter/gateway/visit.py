@@ -6,18 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
+import orjson
 from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
 from canter.errors import BadRequest, NotFound
 from canter.gateway.auth import AttemptRef
+from canter.gateway.http import json_object
 from canter.store import Key
 from canter.types import KeyKind, Outcome, Reason, Split, Task
 
 LONGEST_WAIT_S = 60.0
 
 T = TypeVar("T")
-Id = Annotated[str, StringConstraints(min_length=1, max_length=200)]
-Count = Annotated[int, Field(ge=0)]
+Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+"""Of a rollout or a group: it becomes a folder's name and a part of URLs as it is."""
+Url = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Ordinal = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +34,8 @@ class NewRollout:
     split: Split = Split.TRAIN
     step: Count = 0
     index: Count = 0
-    seed: int = 0
-    max_attempts: Annotated[int, Field(ge=1)] = 3
+    seed: Integer = 0
+    max_attempts: Ordinal = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +45,13 @@ class NewRollouts:
 
 @dataclass(frozen=True, slots=True)
 class NewAttempt:
-    number: Annotated[int, Field(ge=1)]
+    number: Ordinal
 
 
 @dataclass(frozen=True, slots=True)
 class NewEnd:
     outcome: Outcome
-    exit_code: int | None = None
+    exit_code: Integer | None = None
     reason: Reason | None = None
     message: str = ""
 
@@ -70,7 +76,7 @@ class NewReward:
 
 @dataclass(frozen=True, slots=True)
 class NewEngine:
-    url: Id
+    url: Url
     model: str
     version: Count
     key: str = ""
@@ -107,17 +113,20 @@ class Visit:
         """The body as `shape`. Raises `BadRequest` that names the first wrong field."""
         try:
             value: T = _ADAPTERS[shape].validate_json(self.body or b"{}", strict=True)
+            json_object(orjson.dumps(value))  # fails where the store and the replies would, far from the request
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "the body"
             raise BadRequest(f"{where}: {first['msg']}", param=where) from error
+        except orjson.JSONEncodeError as error:
+            raise BadRequest(f"the body holds a value that cannot be kept: {error}") from error
         return value
 
     def attempt(self) -> AttemptRef:
-        try:
-            return AttemptRef(self.params["id"], int(self.params["n"]))
-        except ValueError as error:
-            raise NotFound(f"attempt {self.params['n']!r} is no number") from error
+        number = self.params["n"]
+        if not _is_integer(number):
+            raise NotFound(f"attempt {number[:40]!r} is no number")
+        return AttemptRef(self.params["id"], int(number))
 
     def one(self, name: str) -> str | None:
         values = self.query.get(name)
@@ -127,8 +136,8 @@ class Visit:
         text = self.one(name)
         if text is None:
             return default
-        if not text.isdecimal():
-            raise BadRequest(f"{name} must be an integer from 0 up, got {text!r}", param=name)
+        if not _is_integer(text):
+            raise BadRequest(f"{name} must be an integer from 0 up to {high}, got {text[:40]!r}", param=name)
         return min(int(text), high)
 
     def seconds(self, name: str) -> float:
@@ -138,5 +147,10 @@ class Visit:
         except ValueError:
             value = -1.0
         if not value >= 0:
-            raise BadRequest(f"{name} must be seconds from 0 up, got {text!r}", param=name)
+            raise BadRequest(f"{name} must be seconds from 0 up, got {text[:40]!r}", param=name)
         return min(value, LONGEST_WAIT_S)
+
+
+def _is_integer(text: str) -> bool:
+    """Whether a text is an integer from 0 up that fits 64 bits."""
+    return text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) < 2**63

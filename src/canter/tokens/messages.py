@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import orjson
 
+from canter.wire import is_too_nested
+
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 _MARK = "_ct"
@@ -128,15 +130,15 @@ def arguments_agree(sampled: str, echoed: str) -> bool:
 
 
 def parse_arguments(text: str) -> tuple[Any] | None:
-    """The JSON value in `text` (numbers as `Decimal`), boxed; `None` for no JSON or for duplicate keys."""
+    """The JSON value in `text` (numbers as `Decimal`), boxed; `None` for no JSON, for duplicate keys, and for more than
+    `MAX_NESTING` levels."""
     try:
-        return (
-            json.loads(
-                text, parse_float=Decimal, parse_int=Decimal, parse_constant=_refuse, object_pairs_hook=_unique_members
-            ),
+        value = json.loads(
+            text, parse_float=Decimal, parse_int=Decimal, parse_constant=_refuse, object_pairs_hook=_unique_members
         )
     except (ValueError, RecursionError, InvalidOperation):
         return None
+    return None if is_too_nested(value) else (value,)
 
 
 def _refuse(token: str) -> Any:

@@ -27,6 +27,7 @@ from tokenizers import Tokenizer
 from canter.errors import ConfigError, TemplateError
 from canter.tokens.messages import Message, ToolSpec
 from canter.types import Ids, as_ids
+from canter.wire import is_too_nested
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -185,12 +186,13 @@ def plain_tools(tools: Sequence[ToolSpec]) -> list[PlainTool]:
 
 
 def _arguments(text: str) -> Any:
-    """Arguments as an object, as servers hand them to templates; text that is no JSON object stays text."""
+    """Arguments as an object, as servers hand them to templates; text that is no JSON object, or one that is nested too
+    deeply to be written again, stays text."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return value if isinstance(value, dict) else text
+    return value if isinstance(value, dict) and not is_too_nested(value) else text
 
 
 def _read_json(path: Path) -> dict[str, Any]:
