@@ -45,10 +45,11 @@ class Reason(StrEnum):
     NODE_LOST = "node_lost"
     GATEWAY_UNAVAILABLE = "gateway_unavailable"
     ENGINE_UNAVAILABLE = "engine_unavailable"
-    GRADER_ERROR = "grader_error"
-    GRADER_TIMEOUT = "grader_timeout"
     # the run was stopped: another attempt is made, whatever is left
     INTERRUPTED = "interrupted"
+    # the grader: it runs again, not the harness
+    GRADER_ERROR = "grader_error"
+    GRADER_TIMEOUT = "grader_timeout"
     # the rollout itself
     NO_CALLS = "no_calls"
     NO_REWARD = "no_reward"
@@ -76,8 +77,6 @@ RETRYABLE = frozenset(
         Reason.NODE_LOST,
         Reason.GATEWAY_UNAVAILABLE,
         Reason.ENGINE_UNAVAILABLE,
-        Reason.GRADER_ERROR,
-        Reason.GRADER_TIMEOUT,
         Reason.INTERRUPTED,
     }
 )

@@ -252,9 +252,10 @@ async def test_a_lost_attempt_is_followed_by_another_after_its_delay(tmp_path: P
 async def test_a_grader_that_fails_gives_no_reward(tmp_path: Path, name: str, reason: Reason, message: str) -> None:
     async with rig(settings(function("nothing"), grader(name, timeout_s=1.0), **FAST), tmp_path) as run:
         run.start()
-        await run.add("r")
+        await run.add("r", max_attempts=3)
         rollout = await run.done("r")
         assert (rollout.state, rollout.reason, rollout.reward) == (RolloutState.INVALID, reason, None)
+        assert rollout.attempt == 1, "the harness is not at fault"
         assert message in rollout.message
         assert sorted(os.listdir(run.folder("r") / "grading")) == ["1", "2"]
 

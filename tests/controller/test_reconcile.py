@@ -25,6 +25,7 @@ from canter.controller.reconcile import (
     Stop,
     View,
     Wait,
+    grader_fault,
     reconcile,
     retry_delay_s,
 )
@@ -98,6 +99,11 @@ TABLE = [
         [Fail("r", 1, Reason.GRADER_TIMEOUT, "the grader took longer than grader.timeout_s")],
     ),
     (
+        "grader lost with its machine",
+        one(GRADING, Seen(1, 2, LOST)),
+        [Fail("r", 1, Reason.NODE_LOST, "gone")],
+    ),
+    (
         "gateway away for too long",
         one(GRADING, Seen(1, 2, Exit(Outcome.EXITED, int(GraderExit.GATEWAY_UNAVAILABLE), "no route"))),
         [Fail("r", 1, Reason.GATEWAY_UNAVAILABLE, "no route")],
@@ -119,6 +125,13 @@ TABLE = [
 @pytest.mark.parametrize(("view", "actions"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
 def test_table(view: View, actions: list[object]) -> None:
     assert reconcile(view, now=0.5, limits=LIMITS) == actions
+
+
+def test_only_what_is_not_the_graders_own_fault_runs_the_harness_again() -> None:
+    own = [FAILED, LATE, OK, Exit(Outcome.EXITED, 1), Exit(Outcome.EXITED, -11), Exit(Outcome.SPAWN_FAILED)]
+    away = Exit(Outcome.EXITED, int(GraderExit.GATEWAY_UNAVAILABLE))
+    assert not {grader_fault(exit) for exit in own} & RETRYABLE
+    assert {grader_fault(exit) for exit in (away, LOST, Exit(Outcome.KILLED))} <= RETRYABLE
 
 
 @pytest.mark.parametrize("view", [row[1] for row in TABLE], ids=[row[0] for row in TABLE])

@@ -256,7 +256,7 @@ async def test_a_call_needs_the_current_unsealed_attempt(store: Store) -> None:
     await store.end_attempt("r1", 1, Outcome.EXITED)
     with pytest.raises(Refused, match="sealed: the rollout is grading"):
         await store.append_call(call(), BODIES)
-    await store.invalidate("r1", 1, Reason.GRADER_ERROR)
+    await store.invalidate("r1", 1, Reason.GATEWAY_UNAVAILABLE)
     await store.start_attempt("r1", 2)
     with pytest.raises(Refused, match="superseded by attempt 2"):
         await store.append_call(call(), BODIES)
@@ -298,7 +298,7 @@ async def test_the_keys_of_an_attempt_live_as_long_as_what_they_are_for(store: S
     grader = await store.grader_key("r1", 1)
     assert grader.startswith("ck-grader-")
     assert await store.key(grader) == Key(KeyKind.GRADER, "r1", 1)
-    await store.invalidate("r1", 1, Reason.GRADER_ERROR)
+    await store.invalidate("r1", 1, Reason.GATEWAY_UNAVAILABLE)
     assert await store.key(grader) == Key(KeyKind.GRADER, "r1", 1, revoked=True)
     second = await store.start_attempt("r1", 2)
     await store.post_reward(Reward("r1", 2, 1.0))
@@ -315,7 +315,7 @@ async def test_a_graders_key_is_made_only_for_the_attempt_that_is_graded(store: 
     with pytest.raises(Refused, match="the rollout is running"):
         await store.grader_key("r1", 1)
     await store.end_attempt("r1", 1, Outcome.EXITED)
-    await store.invalidate("r1", 1, Reason.GRADER_ERROR)
+    await store.invalidate("r1", 1, Reason.GATEWAY_UNAVAILABLE)
     await store.start_attempt("r1", 2)
     await store.end_attempt("r1", 2, Outcome.EXITED)
     for number, why in ((1, "superseded"), (3, "has not started")):

@@ -301,7 +301,7 @@ class Controller:
             self._board.settle(rollout_id)
 
     async def _give_up(self, rollout_id: str, action: Action, message: str) -> None:
-        """Ends the attempt of a rollout that could not be handled; what is left of its process is stopped after that."""
+        """Ends the attempt of a rollout that could not be handled; then what is left of its process is stopped."""
         reason = Reason.SPAWN_ERROR if isinstance(action, Start) else Reason.NODE_LOST
         try:
             rollout = await self._patiently(partial(self._client.rollout, rollout_id))
@@ -393,7 +393,8 @@ class Controller:
             launched = await self._runner.grade(rollout_id, attempt, key)
             await launched.pending.go()
         except LaunchError as error:
-            self._take(await self._client.invalidate(rollout_id, attempt, Reason.GRADER_ERROR, str(error)))
+            message = f"the grader: {error}"[:MESSAGE_CHARS]
+            self._take(await self._client.invalidate(rollout_id, attempt, Reason.SPAWN_ERROR, message))
         else:
             self._keep(rollout_id, Seen(attempt, launched.grading), launched.process)
 

@@ -16,8 +16,8 @@ from canter.types import Outcome, Reason, Rollout, RolloutState
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`gradings` is how often a failing grader runs on one attempt before the attempt is given up; the harness is then
-    run again while `max_attempts` allows."""
+    """`gradings` is how often a failing grader runs on one attempt before the rollout is given up. The harness, which is
+    not at fault, is run again only where the gateway or the machine was."""
 
     concurrency: int
     retry_delay_s: float = 1.0
@@ -235,6 +235,8 @@ def grader_fault(exit: Exit) -> Reason:
     """Why a grader that ended without a reward did so."""
     if exit.outcome is Outcome.TIMED_OUT:
         return Reason.GRADER_TIMEOUT
+    if exit.outcome in (Outcome.LOST, Outcome.KILLED):  # with its keeper, or by somebody else
+        return Reason.NODE_LOST
     if exit.outcome is Outcome.EXITED and exit.exit_code == GraderExit.NO_CALLS:
         return Reason.NO_CALLS
     if exit.outcome is Outcome.EXITED and exit.exit_code == GraderExit.GATEWAY_UNAVAILABLE:
