@@ -250,7 +250,10 @@ def environment(name: str) -> dict[str, str]:
 
 def load_run(run: RunFolder) -> Config:
     """The settings of a run folder, with relative paths starting where its TOML file lay."""
-    return load(run.config).model_copy(update={"base": Path(run.manifest().get("base", run.path))})
+    config = load(run.config).model_copy(update={"base": Path(run.manifest().get("base", run.path))})
+    files = {"tls_cert": config.gateway.tls_cert, "tls_key": config.gateway.tls_key}
+    found = {name: str(config.path(file)) for name, file in files.items() if file}
+    return config.model_copy(update={"gateway": config.gateway.model_copy(update=found)})
 
 
 def model_folder(config: Config) -> Path | None:
