@@ -268,8 +268,9 @@ async def test_a_failed_grading_is_repeated_without_the_harness(tmp_path: Path) 
         assert (rollout.reward, rollout.attempt) == (0.5, 1)
 
 
-@pytest.mark.parametrize(("keep", "left"), [("all", {"good", "bad"}), ("failed", {"bad"}), ("none", set())])
+@pytest.mark.parametrize(("keep", "left"), [("all", {"good", "bad"}), ("failed", {"bad"}), ("none", {"bad"})])
 async def test_which_folders_stay(tmp_path: Path, keep: str, left: set[str]) -> None:
+    """`bad` is invalid before any call: its message names a file in its folder, which stays in any case."""
     command = ["sh", "-c", "chmod 0 $HOME; exit $(cat code)"]
     config = settings({"command": command, "timeout_s": 5}, grader("by_exit_code"), runner={"keep_dirs": keep})
     async with rig(config, tmp_path) as run:

@@ -124,6 +124,36 @@ def test_a_function_gets_the_grading_and_gives_details(script: Script, told: dic
     assert script.got[1][2] == {"value": 0.5, "source": "grader", "details": {"path": f"{told['folder']}/work"}}
 
 
+def complain(grading: Grading) -> float:
+    sys.stderr.write("half a line")
+    return float("nan")
+
+
+def test_a_reason_stands_on_a_line_of_its_own(told: dict[str, Any], capfd: Any) -> None:
+    assert end({**told, "function": f"{__name__}:complain"}) == GraderExit.FAILED
+    assert capfd.readouterr().err.splitlines() == [
+        "half a line",
+        f"{__name__}:complain must give a finite number, got nan",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stderr", "said"),
+    [("Traceback:\n  …\nRuntimeError: my bug\n", "its last words: RuntimeError: my bug"), ("\n", "it said nothing")],
+)
+def test_before_any_call_the_harness_has_the_last_word(
+    script: Script, told: dict[str, Any], tmp_path: Path, capfd: Any, stderr: str, said: str
+) -> None:
+    folder = tmp_path / "attempts" / "a%2Fb" / "2"
+    (folder / "work").mkdir(parents=True)
+    (folder / "stderr.txt").write_text(stderr)
+    script.grading = {**ROW, "calls": 0, "exit_code": 1}
+    assert end({**told, "use": "exact", "folder": str(folder)}) == GraderExit.NO_CALLS
+    assert capfd.readouterr().err.splitlines()[-1] == (
+        f"the harness ended with exit code 1 before any model call; {said} (attempts/a%2Fb/2/stderr.txt)"
+    )
+
+
 def test_a_function_that_raises_says_so_in_the_last_line(told: dict[str, Any], capfd: Any) -> None:
     assert end({**told, "function": f"{__name__}:explode"}) == GraderExit.FAILED
     assert capfd.readouterr().err.splitlines()[-1] == f"{__name__}:explode raised RuntimeError: two lines"
@@ -143,7 +173,10 @@ SEE = "import json, os; g = json.load(open(os.environ['CANTER_GRADING'])); print
 def test_a_command(script: Script, told: dict[str, Any], script_text: str, value: dict[str, Any]) -> None:
     assert end({**told, "command": [sys.executable, "-c", script_text]}) == GraderExit.POSTED
     assert script.got[1][2] == {"source": "grader", **value}
-    assert os.listdir(told["private"]) == ["command.txt"]  # the hidden part is gone with the grader
+    assert sorted(os.listdir(told["private"])) == [
+        "command.txt",
+        "stderr.txt",
+    ]  # the hidden part is gone with the grader
     if "base" in script_text:
         assert (Path(told["private"]) / "command.txt").read_text().split()[0] == told["base"]
 
@@ -151,11 +184,12 @@ def test_a_command(script: Script, told: dict[str, Any], script_text: str, value
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["sh", "-c", "echo 1; exit 3"], "grader.command ended with exit code 3"),
+        (["sh", "-c", "echo 1; exit 3"], "grader.command ended with exit code 3: it said nothing"),
+        (["sh", "-c", "printf 'a\\nno pytest' >&2; exit 3"], "grader.command ended with exit code 3: no pytest"),
         (["sh", "-c", "true"], "printed nothing; its last line must be the reward"),
         (["sh", "-c", "echo good"], "must be a number or {'value': …}, got 'good'"),
         (["sh", "-c", "echo NaN"], "must give a finite number, got nan"),
-        (["sh", "-c", "echo '{\"score\": 1}'"], "must give a finite number, got None"),
+        (["sh", "-c", "echo '{\"score\": 1}'"], "its object has no key 'value', only ['score']"),
         (["no-such-grader"], "cannot start 'no-such-grader'"),
     ],
 )

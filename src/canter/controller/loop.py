@@ -348,7 +348,8 @@ class Controller:
             case Forget(rollout_id, attempt):
                 rollout = self._board.rollout(rollout_id)
                 scored = rollout is not None and rollout.state is RolloutState.SCORED and rollout.attempt == attempt
-                await self._runner.tidy(rollout_id, attempt, scored=scored)
+                if rollout is None or rollout.reason is not Reason.NO_CALLS:  # whose message names a file in there
+                    await self._runner.tidy(rollout_id, attempt, scored=scored)
                 del self._board.seen[rollout_id]
 
     async def _start(self, rollout_id: str, attempt: int) -> None:

@@ -16,8 +16,8 @@ from canter.types import Outcome, Reason, Rollout, RolloutState
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`gradings` is how often a failing grader runs on one attempt before the rollout is given up. The harness, which is
-    not at fault, is run again only where the gateway or the machine was."""
+    """`gradings` is how often a failing grader runs on one attempt before the rollout is given up. The harness, not at
+    fault, is run again only where the gateway or the machine was."""
 
     concurrency: int
     retry_delay_s: float = 1.0

@@ -53,7 +53,7 @@ def main(told: Mapping[str, Any]) -> None:
     try:
         grading = see(gateway.grading(), assignment)
         if grading.calls == 0 and grading.outcome is Outcome.EXITED and grading.exit_code != 0:
-            _end(GraderExit.NO_CALLS, f"the harness ended with exit code {grading.exit_code} before any model call")
+            _end(GraderExit.NO_CALLS, no_calls(grading))
         value, details = judge(grading, assignment)
         gateway.post(value, details)
     except GatewayUnavailable as error:
@@ -80,6 +80,14 @@ def see(row: Mapping[str, Any], assignment: Assignment) -> Grading:
     )
 
 
+def no_calls(grading: Grading) -> str:
+    """Why there is nothing to grade, with what the harness said last and where the rest is, from the run folder."""
+    words = _last_line(grading.stderr)
+    said = f"its last words: {words}" if words else "it said nothing"
+    where = "/".join(grading.stderr.parts[-4:])
+    return f"the harness ended with exit code {grading.exit_code} before any model call; {said} ({where})"
+
+
 def judge(grading: Grading, assignment: Assignment) -> tuple[float, dict[str, Any]]:
     """The reward and its details. Raises GraderError unless the reward is a finite number."""
     if assignment.use is not None:
@@ -98,7 +106,9 @@ def verdict(result: Any, *, by: str) -> tuple[float, dict[str, Any]]:
     details: dict[str, Any] = {}
     if isinstance(result, Mapping):
         details = {str(name): value for name, value in result.items() if name != "value"}
-        result = result.get("value")
+        if "value" not in result:
+            raise GraderError(f"{by} must give a finite number: its object has no key 'value', only {sorted(details)}")
+        result = result["value"]
     try:
         value = float(result)
     except (TypeError, ValueError, OverflowError):
@@ -121,19 +131,20 @@ def _call(name: str, grading: Grading) -> Any:
 def _run(grading: Grading, assignment: Assignment) -> str:
     """The last line that the command prints. It finds the grading in the file `$CANTER_GRADING`, gone when it ends."""
     private = Path(assignment.private)
-    file, output = private / "grading.json", private / "command.txt"
+    file, output, errors = private / "grading.json", private / "command.txt", private / "stderr.txt"
     file.touch(mode=0o600)
     file.write_text(json.dumps(_as_json(grading)), encoding="utf-8")
     values = {"{base}": assignment.base, "{dir}": str(grading.dir)}
     argv = [_fill(part, values) for part in assignment.command]
     try:
-        with output.open("wb") as printed:
+        with output.open("wb") as printed, errors.open("ab") as complained:
             code = subprocess.run(
                 argv,
                 cwd=grading.dir,
                 env={**os.environ, "CANTER_GRADING": str(file)},
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
+                stderr=complained,
                 check=False,  # its code is read below; the keeper ends it when its time is over
             ).returncode
     except OSError as error:
@@ -142,10 +153,15 @@ def _run(grading: Grading, assignment: Assignment) -> str:
         file.unlink(missing_ok=True)
     lines = (read(output, tail=True) or "").strip().splitlines()
     if code != 0:
-        raise GraderError(f"grader.command ended with exit code {code}")
+        raise GraderError(f"grader.command ended with exit code {code}: {_last_line(errors) or 'it said nothing'}")
     if not lines:
         raise GraderError("grader.command printed nothing; its last line must be the reward")
     return lines[-1]
+
+
+def _last_line(file: Path) -> str:
+    lines = (read(file, tail=True) or "").strip().splitlines()
+    return lines[-1].strip() if lines else ""
 
 
 def _fill(part: str, values: Mapping[str, str]) -> str:
@@ -170,5 +186,6 @@ def _as_json(grading: Grading) -> dict[str, Any]:
 
 
 def _end(code: GraderExit, message: str) -> NoReturn:
-    sys.stderr.write(" ".join(message.splitlines()) + "\n")
+    # on a line of its own, whatever the grader has printed before
+    sys.stderr.write("\n" + " ".join(message.splitlines()) + "\n")
     sys.exit(code)
