@@ -423,6 +423,25 @@ async def test_a_waiter_gives_up_in_time_and_at_the_end(store: Store) -> None:
     assert await asyncio.wait_for(waiter, 5) == []
 
 
+async def test_counts_tell_of_harnesses_that_crash_or_hang(store: Store) -> None:
+    ends = [
+        (Outcome.EXITED, 0),
+        (Outcome.EXITED, 1),
+        (Outcome.EXITED, -11),
+        (Outcome.TIMED_OUT, -15),
+        (Outcome.LOST, None),
+    ]
+    for number, (outcome, exit_code) in enumerate(ends):
+        await running(store, f"r{number}")
+        await store.end_attempt(f"r{number}", 1, outcome, exit_code=exit_code)
+    await running(store, "still")
+    counts = await store.counts()
+    assert {name: n for name, n in counts.items() if name.startswith("attempts.")} == {
+        "attempts.exited_nonzero": 2,
+        "attempts.timed_out": 1,
+    }
+
+
 async def test_counts_name_states_and_reasons(store: Store) -> None:
     await running(store)
     await running(store, "r2", max_attempts=1)

@@ -35,6 +35,7 @@ from canter.store.records import (
     admit_version,
     call_conflict,
     call_event,
+    count_attempts,
     count_calls,
     count_rollouts,
     key_event,
@@ -236,7 +237,8 @@ class MemoryStore:
             (c.status.value, c.untrainable and c.untrainable.value, c.fork and c.fork.value)
             for c, _ in self._calls.values()
         )
-        return count_rollouts(_flat(rollouts)) | count_calls(_flat(calls))
+        attempts = Counter((a.outcome and a.outcome.value, a.exit_code) for a in self._attempts.values())
+        return count_rollouts(_flat(rollouts)) | count_attempts(_flat(attempts)) | count_calls(_flat(calls))
 
     async def close(self) -> None:
         self._watch.close()

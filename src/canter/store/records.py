@@ -9,7 +9,7 @@ from dataclasses import replace
 from canter.errors import Refused
 from canter.store import Key
 from canter.store.lifecycle import Draft
-from canter.types import Call, PolicyVersion, Rollout, RolloutState
+from canter.types import Call, Outcome, PolicyVersion, Rollout, RolloutState
 
 
 def admit(rollouts: Sequence[Rollout], known: Mapping[str, Rollout], now: float) -> list[Rollout]:
@@ -74,6 +74,17 @@ def count_rollouts(rows: Iterable[tuple[str, str | None, int]]) -> dict[str, int
         counts[f"rollouts.{state}"] += n
         if state == RolloutState.INVALID:
             counts[f"invalid.{reason}"] += n
+    return dict(counts)
+
+
+def count_attempts(rows: Iterable[tuple[str | None, int | None, int]]) -> dict[str, int]:
+    """Counters of those whose harness did not succeed, from rows of (outcome, exit code, count); none for no such."""
+    counts: Counter[str] = Counter()
+    for outcome, exit_code, n in rows:
+        if outcome == Outcome.TIMED_OUT:
+            counts["attempts.timed_out"] += n
+        elif outcome == Outcome.EXITED and exit_code != 0:
+            counts["attempts.exited_nonzero"] += n
     return dict(counts)
 
 

@@ -20,7 +20,7 @@ from canter.store import schema as t
 from canter.store.bodies import decode
 from canter.store.keys import digest
 from canter.store.lifecycle import Cancel, Draft, End, Invalidate, Score, SetProcess, Transition
-from canter.store.records import call_conflict, count_calls, count_rollouts
+from canter.store.records import call_conflict, count_attempts, count_calls, count_rollouts
 from canter.store.rows import (
     attempt_of,
     call_of,
@@ -246,12 +246,15 @@ class SqlStore:
     async def counts(self) -> dict[str, int]:
         of_rollouts = select(t.rollouts.c.state, t.rollouts.c.reason, func.count())
         rollouts = of_rollouts.group_by(t.rollouts.c.state, t.rollouts.c.reason)
+        ends = (t.attempts.c.outcome, t.attempts.c.exit_code)
+        attempts = select(*ends, func.count()).group_by(*ends)
         kinds = (t.calls.c.status, t.calls.c.untrainable, t.calls.c.fork)
         calls = select(*kinds, func.count()).group_by(*kinds)
 
         def read(c: Connection) -> dict[str, int]:
             by_state = count_rollouts((state, reason, n) for state, reason, n in c.execute(rollouts))
-            return by_state | count_calls((status, why, fork, n) for status, why, fork, n in c.execute(calls))
+            by_end = count_attempts((outcome, code, n) for outcome, code, n in c.execute(attempts))
+            return by_state | by_end | count_calls((status, why, fork, n) for status, why, fork, n in c.execute(calls))
 
         return await self._read(read)
 
