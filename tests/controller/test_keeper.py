@@ -55,6 +55,7 @@ class Run:
             "grace_s": 0.2,
             "log_bytes": 10_000,
             "argument": {"id": "t", "prompt": "p", "input": {}},
+            "base": str(HERE),
             **spec,
         }
         (self.folder / "task.json").write_text(json.dumps(self.spec["argument"]))
@@ -143,6 +144,7 @@ async def test_what_a_function_prints_is_kept(tmp_path: Path, spawner: Spawner) 
     ("spec", "message"),
     [
         ({"argv": ["no-such-agent", "--x"]}, "cannot start 'no-such-agent': No such file or directory; install it"),
+        ({"argv": [Path(__file__).name]}, "No such file or directory; it lies beside the TOML file"),
         ({"argv": ["/"]}, "cannot start '/': Permission denied; make it executable"),
         ({"argv": ["echo", "x" * 200_000]}, "its arguments take 200004 bytes; let it read the task from the file"),
         ({"function": "no_such_module:run"}, "cannot import 'no_such_module'"),

@@ -81,6 +81,7 @@ def script() -> Iterator[Script]:
 def told(script: Script, tmp_path: Path) -> dict[str, Any]:
     for name in ("work", "private"):
         (tmp_path / name).mkdir()
+    (tmp_path / "grade.sh").touch()
     return {
         "gateway": script.url,
         "key": "grader-key",
@@ -190,7 +191,8 @@ def test_a_command(script: Script, told: dict[str, Any], script_text: str, value
         (["sh", "-c", "echo good"], "must be a number or {'value': …}, got 'good'"),
         (["sh", "-c", "echo NaN"], "must give a finite number, got nan"),
         (["sh", "-c", "echo '{\"score\": 1}'"], "its object has no key 'value', only ['score']"),
-        (["no-such-grader"], "cannot start 'no-such-grader'"),
+        (["no-such-grader"], "cannot start 'no-such-grader': No such file or directory; install it"),
+        (["./grade.sh"], "it lies beside the TOML file, which is not searched: write '{base}/grade.sh'"),
     ],
 )
 def test_a_command_that_gives_no_reward(told: dict[str, Any], capfd: Any, argv: list[str], message: str) -> None:

@@ -5,7 +5,7 @@ through the launcher's memory), says who it is, and forks the *worker* only when
 enforces the wall time, and at the end kills whatever is left below it: being a subreaper, it inherits daemons and
 double forks. The last thing it does is to write `exit.json`. Standard library only.
 
-    spec         {"folder", "cwd", "env", "argv" | "function" + "argument", "timeout_s", "grace_s", "log_bytes"}
+    spec         {"folder", "cwd", "env", "argv" + "base" | "function" + "argument", "timeout_s", "grace_s", "log_bytes"}
     keeper.json  {"pid", "start", "boot"}: who keeps this folder's process
     exit.json    {"outcome", "exit_code", "message", "ended_at", "wall_s", "cpu_s", "keeper_cpu_s", "max_rss_kib"}
 """

@@ -144,6 +144,7 @@ class ProcessRunner:
             "argv": list(program.argv),
             "function": program.function,
             "argument": program.argument,
+            "base": str(self._config.base.resolve()),
             "timeout_s": self._config.harness.timeout_s,
             "grace_s": GRACE_S,
             "log_bytes": LOG_BYTES,

@@ -21,6 +21,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from canter.programs import not_found
+
 FAULT_BYTES = 4096
 _PR_SET_PDEATHSIG = 1
 
@@ -35,7 +37,7 @@ def work(spec: Mapping[str, Any], fault: int) -> NoReturn:
         _redirect(spec["folder"])
         os.chdir(spec["cwd"])
         if spec.get("argv"):
-            _execute(spec["argv"], spec["env"])
+            _execute(spec["argv"], spec["env"], spec["base"])
         function = _prepare(spec["function"], spec["env"])
     except Exception as error:
         traceback.print_exc()
@@ -80,24 +82,24 @@ def _redirect(folder: str) -> None:
         os.close(opened)
 
 
-def _execute(argv: list[str], env: dict[str, str]) -> NoReturn:
+def _execute(argv: list[str], env: dict[str, str], base: str) -> NoReturn:
     # Python ignores these two; programs expect them as they are by default
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
         os.execvpe(argv[0], argv, env)
     except OSError as error:
-        raise OSError(f"cannot start {argv[0]!r}: {error.strerror}; {_advice(error, argv, env)}") from error
+        raise OSError(f"cannot start {argv[0]!r}: {error.strerror}; {_advice(error, argv, base)}") from error
 
 
-def _advice(error: OSError, argv: list[str], env: dict[str, str]) -> str:
+def _advice(error: OSError, argv: list[str], base: str) -> str:
     if error.errno == errno.E2BIG:
         size = sum(len(os.fsencode(part)) for part in argv)
         return f"its arguments take {size} bytes; let it read the task from the file $CANTER_TASK instead"
     if error.errno == errno.ENOENT and os.path.exists(argv[0]):
         return "the interpreter that its first line names does not exist"
     if error.errno == errno.ENOENT:
-        return f"install it or give its full path (PATH is {env.get('PATH', '')!r})"
+        return not_found(argv[0], base)
     if error.errno == errno.EACCES:
         return "make it executable (chmod +x)"
     return "check that it is a program for this machine"

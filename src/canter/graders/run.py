@@ -19,6 +19,7 @@ from canter.graders import GraderExit, Grading
 from canter.graders.answer import final_answer, read
 from canter.graders.gateway import Gateway
 from canter.graders.match import match
+from canter.programs import not_found
 from canter.types import Outcome, Task
 
 
@@ -148,7 +149,8 @@ def _run(grading: Grading, assignment: Assignment) -> str:
                 check=False,  # its code is read below; the keeper ends it when its time is over
             ).returncode
     except OSError as error:
-        raise GraderError(f"grader.command: cannot start {argv[0]!r}: {error.strerror}") from error
+        advice = f"; {not_found(argv[0], assignment.base)}" if isinstance(error, FileNotFoundError) else ""
+        raise GraderError(f"grader.command: cannot start {argv[0]!r}: {error.strerror}{advice}") from error
     finally:
         file.unlink(missing_ok=True)
     lines = (read(output, tail=True) or "").strip().splitlines()
