@@ -104,6 +104,9 @@ class Rig:
     def folder(self, rollout_id: str, attempt: int = 1) -> Path:
         return self.run_dir.resolve() / "attempts" / rollout_id / str(attempt)
 
+    def record(self, rollout_id: str, attempt: int = 1) -> Path:
+        return self.run_dir.resolve() / "control" / "attempts" / rollout_id / str(attempt)
+
 
 def _with_attempts(rollout: Rollout, attempts: int) -> Rollout:
     return Rollout(rollout.id, rollout.group, rollout.task, max_attempts=attempts)

@@ -86,7 +86,7 @@ async def harness_waits(tmp_path: Path) -> AsyncIterator[tuple[Rig, Killable, Pa
 
 async def test_the_next_controller_adopts_what_runs(harness_waits: tuple[Rig, Killable, Path]) -> None:
     run, killable, go = harness_waits
-    keeper = json.loads((run.folder("r") / "keeper.json").read_text())["pid"]
+    keeper = json.loads((run.record("r") / "keeper.json").read_text())["pid"]
     await killable.kill()
     assert alive(keeper)
     await killable.start()
@@ -102,7 +102,7 @@ async def test_an_end_while_nobody_was_there_is_found(harness_waits: tuple[Rig, 
     run, killable, go = harness_waits
     await killable.kill()
     go.touch()
-    await eventually((run.folder("r") / "exit.json").exists)
+    await eventually((run.record("r") / "exit.json").exists)
     assert (await run.store.rollout("r")).state is RolloutState.RUNNING
     await killable.start()
     rollout = await run.done("r")
@@ -112,7 +112,7 @@ async def test_an_end_while_nobody_was_there_is_found(harness_waits: tuple[Rig, 
 async def test_a_harness_that_died_with_everything_is_lost(harness_waits: tuple[Rig, Killable, Path]) -> None:
     """As after a crash of the machine: the attempt is infrastructure's loss, and another one is made."""
     run, killable, go = harness_waits
-    keeper = json.loads((run.folder("r") / "keeper.json").read_text())["pid"]
+    keeper = json.loads((run.record("r") / "keeper.json").read_text())["pid"]
     await killable.kill()
     os.kill(keeper, signal.SIGKILL)
     go.touch()
@@ -125,7 +125,7 @@ async def test_a_harness_that_died_with_everything_is_lost(harness_waits: tuple[
 
 async def test_a_cancel_while_nobody_was_there_is_carried_out(harness_waits: tuple[Rig, Killable, Path]) -> None:
     run, killable, _ = harness_waits
-    keeper = json.loads((run.folder("r") / "keeper.json").read_text())["pid"]
+    keeper = json.loads((run.record("r") / "keeper.json").read_text())["pid"]
     await killable.kill()
     await run.store.cancel("r")
     await killable.start()
@@ -141,14 +141,14 @@ async def test_a_grader_that_runs_is_adopted(tmp_path: Path) -> None:
     async with rig(config, tmp_path / "run") as run, controllers_of(run) as killable:
         await killable.start()
         await run.add("r")
-        await eventually((run.folder("r") / "grading" / "1" / "command.txt").exists)
+        await eventually((run.record("r") / "grading" / "1" / "command.txt").exists)
         await killable.kill()
         await killable.start()
         await up(run, go)
         go.touch()
         await run.done("probe")
         assert (await run.done("r")).reward == 0.75
-        assert os.listdir(run.folder("r") / "grading") == ["1"]
+        assert os.listdir(run.record("r") / "grading") == ["1"]
 
 
 async def test_killed_again_and_again_it_still_finishes_everything(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ async def test_a_time_out_gets_the_reward_of_the_rule_and_no_grader(tmp_path: Pa
         assert await run.store.reward("r") == Reward("r", 1, -0.5, "timeout")
         (attempt,) = await run.store.attempts("r")
         assert attempt.outcome is Outcome.TIMED_OUT
-        assert not (run.folder("r") / "grading").exists()
+        assert not (run.record("r") / "grading").exists()
         assert not [pid for pid in pids_in(run.folder("r") / "work" / "pids") if alive(pid)]
 
 
@@ -177,12 +177,12 @@ async def test_cancel(tmp_path: Path, after: str) -> None:
             await run.store.cancel("r")
             assert (await run.store.attempts("waits")) == []
         elif after == "running":
-            folder = await run.running("r")
-            keeper = json.loads((folder / "keeper.json").read_text())["pid"]
+            await run.running("r")
+            keeper = json.loads((run.record("r") / "keeper.json").read_text())["pid"]
             await run.store.cancel("r")
             await eventually(lambda: not alive(keeper))
         else:
-            file = run.folder("r") / "grading" / "1" / "keeper.json"
+            file = run.record("r") / "grading" / "1" / "keeper.json"
             await eventually(file.exists)
             keeper = json.loads(file.read_text())["pid"]
             await run.store.cancel("r")
@@ -257,7 +257,7 @@ async def test_a_grader_that_fails_gives_no_reward(tmp_path: Path, name: str, re
         assert (rollout.state, rollout.reason, rollout.reward) == (RolloutState.INVALID, reason, None)
         assert rollout.attempt == 1, "the harness is not at fault"
         assert message in rollout.message
-        assert sorted(os.listdir(run.folder("r") / "grading")) == ["1", "2"]
+        assert sorted(os.listdir(run.record("r") / "grading")) == ["1", "2"]
 
 
 async def test_a_failed_grading_is_repeated_without_the_harness(tmp_path: Path) -> None:
@@ -294,11 +294,11 @@ async def through_an_outage(config: Config, tmp_path: Path, *, calls: bool) -> t
             run = Rig(store, client, url, tmp_path / "run", config)
             run.start()
             await run.add("r", max_attempts=3, input={"file": str(go)})
-            folder = await run.running("r")
+            await run.running("r")
             if calls:
                 await add_call(store, "r")
         go.touch()
-        await eventually((folder / "exit.json").exists)
+        await eventually((run.record("r") / "exit.json").exists)
         await asyncio.sleep(0.5)
         assert (await store.rollout("r")).state is RolloutState.RUNNING
         port = int(url.rsplit(":", 1)[1])
@@ -333,9 +333,9 @@ async def test_a_stop_leaves_harnesses_to_the_next_controller(tmp_path: Path) ->
     async with rig(settings(function("wait_for"), EXACT, **FAST), tmp_path / "run") as run:
         run.start(stop_harnesses=False)
         await run.add("r", input={"file": str(go)})
-        folder = await run.running("r")
+        await run.running("r")
         await run.stop()
-        keeper = json.loads((folder / "keeper.json").read_text())["pid"]
+        keeper = json.loads((run.record("r") / "keeper.json").read_text())["pid"]
         assert alive(keeper)
         run.start()
         await run.add("probe", input={"file": str(go)})
@@ -372,7 +372,7 @@ async def test_what_a_stop_has_interrupted_is_done_again_and_does_not_count(tmp_
         go.touch()
         for _ in range(3):
             run.start(stop_harnesses=True)
-            await eventually((run.folder("r", 3) / "grading" / "1" / "command.txt").exists)
+            await eventually((run.record("r", 3) / "grading" / "1" / "command.txt").exists)
             await run.stop()
             assert (await run.store.rollout("r")).state is RolloutState.GRADING
         grade.touch()
@@ -395,14 +395,17 @@ async def test_without_adoption_what_was_left_is_done_again_and_does_not_count(t
         for id in ("graded", "ended", "runs"):
             await run.add(id, input={"file": str(go.with_suffix(f".{id}"))})
         run.start(stop_harnesses=False)
-        folders = [await run.running(id) for id in ("graded", "ended", "runs")]
+        for id in ("graded", "ended", "runs"):
+            await run.running(id)
         go.with_suffix(".graded").touch()
-        await eventually((folders[0] / "grading" / "1" / "command.txt").exists)
-        keepers = [json.loads((folder / "keeper.json").read_text())["pid"] for folder in folders]
-        keepers += [json.loads((folders[0] / "grading" / "1" / "keeper.json").read_text())["pid"]]
+        await eventually((run.record("graded") / "grading" / "1" / "command.txt").exists)
+        keepers = [
+            json.loads((run.record(id) / "keeper.json").read_text())["pid"] for id in ("graded", "ended", "runs")
+        ]
+        keepers += [json.loads((run.record("graded") / "grading" / "1" / "keeper.json").read_text())["pid"]]
         await run.stop()
         go.with_suffix(".ended").touch()
-        await eventually((folders[1] / "exit.json").exists)
+        await eventually((run.record("ended") / "exit.json").exists)
         run.start(adopt=False)
         for id in ("ended", "runs"):
             await run.until(lambda rollout: rollout.attempt == 2, id)
@@ -416,7 +419,7 @@ async def test_without_adoption_what_was_left_is_done_again_and_does_not_count(t
         ):
             assert (await run.done(id)).reward == 0.75
             assert [a.reason for a in await run.store.attempts(id)] == reasons
-        assert os.listdir(folders[0] / "grading") == ["1"]
+        assert os.listdir(run.record("graded") / "grading") == ["1"]
 
 
 async def test_a_stop_without_a_gateway_leaves_no_process_either(tmp_path: Path) -> None:
@@ -430,8 +433,8 @@ async def test_a_stop_without_a_gateway_leaves_no_process_either(tmp_path: Path)
             run = Rig(store, client, url, tmp_path / "run", config)
             run.start(stop_harnesses=True)
             await run.add("r", max_attempts=2)
-            folder = await run.running("r")
-        keeper = json.loads((folder / "keeper.json").read_text())["pid"]
+            await run.running("r")
+        keeper = json.loads((run.record("r") / "keeper.json").read_text())["pid"]
         await run.stop()
         assert not alive(keeper)
         assert (await store.rollout("r")).state is RolloutState.RUNNING
@@ -502,7 +505,7 @@ async def test_no_graders_key_exists_while_a_harness_runs(tmp_path: Path) -> Non
         await run.running("r")
         assert kinds() == [("agent", False)]
         go.touch()
-        await eventually((run.folder("r") / "grading" / "1" / "stdout.txt").exists)
+        await eventually((run.record("r") / "grading" / "1" / "stdout.txt").exists)
         assert kinds() == [("agent", True), ("grader", False)]
         for file in (path for path in run.run_dir.rglob("*") if path.is_file()):
             assert b"ck-grader-" not in file.read_bytes(), file
@@ -517,9 +520,10 @@ async def test_keys_do_not_pass_through_the_launchers(tmp_path: Path, kind: str)
     async with rig(config, tmp_path) as run:
         run.start()
         await run.add("r")
-        folder = run.folder("r") if kind == "agent" else run.folder("r") / "grading" / "1"
+        grading = run.record("r") / "grading" / "1"
+        folder, record = (run.folder("r"), run.record("r")) if kind == "agent" else (grading, grading)
         await eventually((folder / "stdout.txt").exists)
-        keeper = json.loads((folder / "keeper.json").read_text())["pid"]
+        keeper = json.loads((record / "keeper.json").read_text())["pid"]
         launcher = int(Path(f"/proc/{keeper}/stat").read_text().rsplit(")", 1)[1].split()[1])
         assert set(environment_of(launcher)) <= {
             "PATH",

@@ -17,7 +17,7 @@ import pytest
 from controller_rig import HERE, alive, eventually, pids_in
 
 from canter.controller import procfs
-from canter.controller.folder import make
+from canter.controller.folder import Place, make
 from canter.controller.runner import Process
 from canter.controller.spawner import Setup, Spawner, launcher_environment
 from canter.errors import LaunchError
@@ -42,13 +42,18 @@ class Run:
     """One process below a keeper."""
 
     def __init__(self, tmp_path: Path, spawner: Spawner, **spec: Any) -> None:
-        self.folder = tmp_path / f"run-{time.monotonic_ns()}"
+        name = f"run-{time.monotonic_ns()}"
+        self.place = Place(tmp_path, ("attempts", name), ("control", name))
+        self.folder, self.record = self.place.folder, self.place.record
         make(self.folder)
+        self.record.mkdir(parents=True)
         self.work = self.folder / "work"
         self.work.mkdir()
         self.spawner = spawner
         self.spec = {
             "folder": str(self.folder),
+            "record": str(self.record),
+            "places": [str(self.folder)],
             "cwd": str(self.work),
             "env": {**ENV, "HOME": str(self.folder / "home"), "CANTER_TASK": str(self.folder / "task.json")},
             "timeout_s": 20.0,
@@ -62,7 +67,7 @@ class Run:
 
     async def start(self) -> Process:
         pending = await self.spawner.spawn(self.spec)
-        process = Process.find(self.folder)
+        process = Process.of(self.place, pending)
         assert process is not None
         await pending.go()
         return process
@@ -72,7 +77,7 @@ class Run:
         return self.exit_json()
 
     def exit_json(self) -> dict[str, Any]:
-        result: dict[str, Any] = json.loads((self.folder / "exit.json").read_text())
+        result: dict[str, Any] = json.loads((self.record / "exit.json").read_text())
         return result
 
     def printed(self, name: str = "stdout.txt") -> str:
@@ -204,8 +209,7 @@ async def test_a_fork_chain_does_not_outrun_the_keeper(tmp_path: Path, spawner: 
     started = time.monotonic()
     await run.result()
     assert time.monotonic() - started < 10
-    home = f"HOME={run.folder / 'home'}".encode()
-    assert procfs.kill_by_environment(home) == 0
+    assert procfs.sweep(str(run.place.home), [str(run.folder)], 0) == 0
 
 
 async def test_a_flood_of_output_is_cut_in_the_middle(tmp_path: Path, spawner: Spawner) -> None:
@@ -238,12 +242,12 @@ async def test_without_go_nothing_starts(tmp_path: Path, spawner: Spawner) -> No
     pending.abandon()
     await eventually(lambda: not alive(pending.pid))
     assert os.listdir(run.work) == []
-    assert not (run.folder / "keeper.json").exists()
+    assert not (run.record / "keeper.json").exists()
 
 
 async def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, spawner: Spawner) -> None:
     run = Run(tmp_path, spawner, argv=["true"])
-    run.spec["folder"] = str(tmp_path / "absent")
+    run.spec["record"] = str(tmp_path / "absent")
     with pytest.raises(LaunchError, match=r"cannot start the test: .*absent"):
         await spawner.spawn(run.spec)
 
@@ -252,7 +256,7 @@ async def test_a_killed_keeper_takes_its_worker_along(tmp_path: Path, spawner: S
     run = Run(tmp_path, spawner, function="harness_programs:deaf")
     process = await run.start()
     await eventually(lambda: pids_in(run.work / "pids"))
-    keeper = json.loads((run.folder / "keeper.json").read_text())["pid"]
+    keeper = json.loads((run.record / "keeper.json").read_text())["pid"]
     os.kill(keeper, signal.SIGKILL)
     assert (await process.exited()).outcome is Outcome.LOST
     await eventually(lambda: not alive(pids_in(run.work / "pids")[0]))
@@ -262,7 +266,7 @@ async def test_what_a_killed_keeper_leaves_is_found_by_its_home(tmp_path: Path, 
     run = Run(tmp_path, spawner, argv=["sh", "-c", "setsid sleep 60 & echo $! > pids; wait"])
     process = await run.start()
     await eventually(lambda: pids_in(run.work / "pids"))
-    os.kill(json.loads((run.folder / "keeper.json").read_text())["pid"], signal.SIGKILL)
+    os.kill(json.loads((run.record / "keeper.json").read_text())["pid"], signal.SIGKILL)
     assert (await process.exited()).outcome is Outcome.LOST
     await eventually(lambda: not alive(pids_in(run.work / "pids")[0]))
 
@@ -315,4 +319,4 @@ async def test_a_process_of_another_boot_or_a_later_one_is_not_taken_for_the_kee
         ({"pid": 2**22}, False),
     ):
         (tmp_path / "keeper.json").write_text(json.dumps({**kept, **change}))
-        assert (Process.find(tmp_path) is not None) is found
+        assert (Process.find(Place(tmp_path, (), ())) is not None) is found

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from canter.config import resolve
-from canter.controller.folder import read_exit
+from canter.controller.folder import place, read_exit
 from canter.controller.runner import process_runner
 from canter.types import Rollout, Task
 
@@ -86,7 +86,7 @@ async def test_every_attempt_calls_with_its_own_key(server: Server, tmp_path: Pa
             await asyncio.wait_for(launched.process.exited(), 60)
     for name in ("a", "b"):
         folder = run / "attempts" / name / "1"
-        assert read_exit(folder).clean, (folder / "stderr.txt").read_text()
+        assert read_exit(place(run, name, 1)).clean, (folder / "stderr.txt").read_text()
         trajectory = json.loads((folder / "traj.json").read_text())
         assert trajectory["info"]["exit_status"] == "Submitted"
         assert trajectory["messages"][1]["content"] == "--help me"
@@ -98,6 +98,7 @@ async def test_every_attempt_calls_with_its_own_key(server: Server, tmp_path: Pa
     assert {body["model"] for _, body in server.requests} == {"policy"}
     assert server.requests[1][1]["messages"][-1]["content"] == "not yet\n"
     assert sorted(path.name for path in (run / "control").iterdir()) == [
+        "attempts",
         "grader-launcher.log",
         "harness-launcher.log",
         "lock",

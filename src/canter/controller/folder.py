@@ -1,20 +1,23 @@
-"""The folder of an attempt: what is put there before it runs, what is read from there after, when it goes.
+"""The folders of an attempt: what is put there before it runs, what is read from there after, when they go.
 
-<run>/attempts/<rollout>/<attempt>/
-    task.json                the public task
-    work/  home/  tmp/       working folder, HOME and TMPDIR of the harness
-    stdout.txt  stderr.txt   what it printed, cut in the middle if long
-    keeper.json  exit.json   written by the keeper: who keeps it, how it ended
-    grading/<n>/             the same for the n-th run of the grader
+<run>/attempts/<rollout>/<attempt>/             the harness's own: it can do with it whatever it likes
+    task.json                                   the public task
+    work/  home/  tmp/                          working folder, HOME and TMPDIR of the harness
+    stdout.txt  stderr.txt                      what it printed, cut in the middle if long
+<run>/control/attempts/<rollout>/<attempt>/     the keeper's record
+    keeper.json  exit.json                      who keeps it, how it ended
+    grading/<n>/                                the same, home, tmp and what it printed, for the n-th run of the grader
+
+Both can be written by every process of this user: nothing that is read from them is taken on trust.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
+import logging
 import os
+import re
 import shutil
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -23,51 +26,101 @@ from urllib.parse import quote, unquote
 
 from canter.controller.exit import Exit
 from canter.controller.keeper import EXIT_FILE, KEEPER_FILE
+from canter.controller.printed import last_line, open_regular
+from canter.controller.removal import remove
 from canter.errors import LaunchError
 from canter.types import Outcome
 
-MESSAGE_BYTES = 4096
+log = logging.getLogger(__name__)
+
 LONGEST_NAME = 200
+RECORD_BYTES = 64 * 1024
+LARGEST_PID = 2**22
+
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True, slots=True)
 class KeptBy:
-    """Who keeps a folder's process: `start` in clock ticks since `boot`."""
+    """Who keeps a process: `start` in clock ticks since `boot`."""
 
     pid: int
     start: int
     boot: str
 
+    @classmethod
+    def read(cls, row: object) -> KeptBy:
+        """What a keeper has written. Raises ValueError for anything that none would write."""
+        if not isinstance(row, Mapping):
+            raise ValueError(f"{row!r:.100} names no process")
+        pid, start, boot = row.get("pid"), row.get("start"), row.get("boot")
+        if type(pid) is not int or type(start) is not int or not isinstance(boot, str):
+            raise ValueError(f"{row!r:.100} names no process")
+        if not 1 <= pid <= LARGEST_PID or not 0 <= start < 2**63:
+            raise ValueError(f"there is no process {pid} that started at {start}")
+        return cls(pid, start, boot)
 
-def attempt_folder(run: Path, rollout_id: str, attempt: int) -> Path:
-    """Raises LaunchError for a rollout id that makes no file name."""
-    name = quote(rollout_id, safe="")
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a harness or grader is: `parts` lead from `run` to its own folder, `record` to what its keeper writes."""
+
+    run: Path
+    parts: tuple[str, ...]
+    record_parts: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        return self.run.joinpath(*self.parts)
+
+    @property
+    def record(self) -> Path:
+        return self.run.joinpath(*self.record_parts)
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    def grading(self, number: int) -> Place:
+        """That of the `number`-th run of the grader of the attempt at this place."""
+        parts = (*self.record_parts, "grading", str(number))
+        return Place(self.run, parts, parts)
+
+    def gradings(self) -> int:
+        """The number of the last run of the grader, 0 before the first."""
+        return max((int(name) for name in _names(self.record / "grading") if _NUMBER.fullmatch(name)), default=0)
+
+    def remove(self) -> None:
+        """Removes both folders; what cannot be removed stays, and is logged."""
+        for parts in dict.fromkeys((self.parts, self.record_parts)):
+            try:
+                remove(self.run, *parts)
+            except OSError as error:
+                log.warning("%s stays: %s", self.run.joinpath(*parts), error)
+
+
+def place(run: Path, rollout_id: str, attempt: int) -> Place:
+    """The place of an attempt's harness. Raises LaunchError for a rollout id that makes no file name."""
+    name = quote(rollout_id, safe="", errors="replace")
     if len(name) > LONGEST_NAME or name in ("", ".", ".."):
-        raise LaunchError(f"rollout id {rollout_id!r} makes no folder name; use a shorter, plain one")
-    return run / "attempts" / name / str(attempt)
+        raise LaunchError(f"rollout id {rollout_id!r:.80} makes no folder name; use a shorter, plain one")
+    parts = ("attempts", name, str(attempt))
+    return Place(run, parts, ("control", *parts))
 
 
 def attempts(run: Path) -> Iterator[tuple[str, int]]:
-    """The rollouts and attempts that have a folder."""
-    for name in _names(run / "attempts"):
-        for number in _names(run / "attempts" / name):
-            if number.isdigit():
+    """The rollouts and attempts that a keeper was asked for."""
+    records = run / "control" / "attempts"
+    for name in _names(records):
+        for number in _names(records / name):
+            if _NUMBER.fullmatch(number) and quote(unquote(name), safe="") == name:
                 yield unquote(name), int(number)
-
-
-def grading_folder(attempt: Path, grading: int) -> Path:
-    return attempt / "grading" / str(grading)
-
-
-def gradings(attempt: Path) -> int:
-    """The number of the last run of the grader, 0 before the first."""
-    return max((int(name) for name in _names(attempt / "grading") if name.isdigit()), default=0)
 
 
 def _names(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
@@ -88,10 +141,18 @@ def prepare(folder: Path, task: Mapping[str, Any], files: Mapping[str, Path]) ->
 
 def make(folder: Path) -> None:
     """Makes a fresh folder with `home/` and `tmp/`, closed to other users. Raises LaunchError if it exists."""
+    make_record(folder)
+    (folder / "home").mkdir()
+    (folder / "tmp").mkdir()
+
+
+def make_record(folder: Path) -> None:
+    """Makes a fresh folder, closed to other users. Raises LaunchError if it exists, or another would be made."""
     try:
-        folder.mkdir(mode=0o700, parents=True)
-        (folder / "home").mkdir()
-        (folder / "tmp").mkdir()
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.parent.is_symlink():
+            raise LaunchError(f"{folder.parent} has become a symbolic link")
+        folder.mkdir(mode=0o700)
     except FileExistsError as error:
         raise LaunchError(f"{folder} exists already; a run folder belongs to one store") from error
 
@@ -113,50 +174,39 @@ def _inside(work: Path, name: str) -> Path:
     return target
 
 
-def read_keeper(folder: Path) -> KeptBy | None:
-    """Who keeps the process of this folder; None if none was ever started."""
+def read_keeper(record: Path) -> KeptBy | None:
+    """Who keeps the process of this record; None if none was ever started."""
     try:
-        return KeptBy(**json.loads((folder / KEEPER_FILE).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return KeptBy.read(_read(record / KEEPER_FILE))
+    except (OSError, ValueError):
         return None
 
 
-def read_exit(folder: Path) -> Exit:
-    """How the process of this folder ended; `Outcome.LOST` if its keeper could not say."""
+def read_exit(place: Place) -> Exit:
+    """How the process of this place ended by the record of its keeper; `Outcome.LOST` if that could not say."""
     try:
-        row = json.loads((folder / EXIT_FILE).read_text(encoding="utf-8"))
-        found = Exit(Outcome(row["outcome"]), row["exit_code"], row["message"])
+        return explained(Exit.read(_read(place.record / EXIT_FILE)), place)
     except FileNotFoundError:
-        return Exit(
-            Outcome.LOST, message="it and its keeper are gone and left no exit code: killed, or the machine restarted"
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return Exit(Outcome.LOST, message=f"{folder / EXIT_FILE} cannot be read: {error}")
-    if found.message or found.clean:
-        return found
-    return Exit(found.outcome, found.exit_code, last_line(folder / "stderr.txt"))
+        return LOST
+    except (OSError, ValueError) as error:
+        return Exit(Outcome.LOST, message=f"{place.record / EXIT_FILE} cannot be read: {error}")
 
 
-def last_line(file: Path) -> str:
-    """The last line with text of a log, "" without one."""
+LOST = Exit(Outcome.LOST, message="it and its keeper are gone and left no exit code: killed, or the machine restarted")
+
+
+def explained(exit: Exit, place: Place) -> Exit:
+    """With the last line of standard error where a failure has no message."""
+    if exit.message or exit.clean:
+        return exit
+    return Exit(exit.outcome, exit.exit_code, last_line(place.folder / "stderr.txt"))
+
+
+def _read(file: Path) -> object:
+    """Raises OSError and ValueError."""
+    with open(open_regular(str(file), os.O_RDONLY), "rb") as record:
+        text = record.read(RECORD_BYTES)
     try:
-        with file.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - MESSAGE_BYTES))
-            lines = log.read().decode(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return lines[-1].strip() if lines else ""
-
-
-def remove(folder: Path) -> None:
-    """Removes an attempt's folder, and its rollout's if that was the last; what cannot be removed stays."""
-    shutil.rmtree(folder, ignore_errors=True)
-    if folder.exists():  # a harness may have taken its own rights away from a folder in it
-        folder.chmod(stat.S_IRWXU)
-        for parent, names, _ in os.walk(folder):
-            for name in names:
-                with contextlib.suppress(OSError):
-                    os.chmod(os.path.join(parent, name), stat.S_IRWXU, follow_symlinks=False)
-        shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        folder.parent.rmdir()
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

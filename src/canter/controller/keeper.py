@@ -3,10 +3,13 @@
 It is forked by the launcher, reads what to run from its own connection to the controller (so that keys never pass
 through the launcher's memory), says who it is, and forks the *worker* only when the controller has said `go`. It
 enforces the wall time, and at the end kills whatever is left below it: being a subreaper, it inherits daemons and
-double forks. The last thing it does is to write `exit.json`. Standard library only.
+double forks; what has left its tree in spite of that is looked for in `/proc`. The last thing it does is to write
+`exit.json` and to send the same to the controller. Standard library only.
 
-    spec         {"folder", "cwd", "env", "argv" + "base" | "function" + "argument", "timeout_s", "grace_s", "log_bytes"}
-    keeper.json  {"pid", "start", "boot"}: who keeps this folder's process
+    spec         {"folder", "record", "places", "cwd", "env", "argv" + "base" | "function" + "argument", "timeout_s",
+                 "grace_s", "log_bytes"}: `folder` is the process's own, `record` where the keeper writes, `places` the
+                 folders that no process may be left in
+    keeper.json  {"pid", "start", "boot"}: who keeps this process
     exit.json    {"outcome", "exit_code", "message", "ended_at", "wall_s", "cpu_s", "keeper_cpu_s", "max_rss_kib"}
 """
 
@@ -19,12 +22,14 @@ import os
 import resource
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from canter.controller import procfs
+from canter.controller.printed import cut
 from canter.controller.worker import work
 
 KEEPER_FILE = "keeper.json"
@@ -34,6 +39,8 @@ SPEC_S = 30.0
 """Deadline for the controller to say what to run, and then `go`."""
 KILL_S = 30.0
 """After this the keeper gives up on processes that even SIGKILL does not end (stuck in the kernel)."""
+LONGEST_WAIT_S = 86_400.0
+"""One wait; more than the system takes at once is waited for in several."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
@@ -48,9 +55,8 @@ def keep(connection: socket.socket, lock: int) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         connection.settimeout(SPEC_S)
         spec = json.loads(_line(connection))
-        if introduce(connection, spec["folder"], lock):
-            connection.close()
-            write_json(os.path.join(spec["folder"], EXIT_FILE), run(spec))
+        if introduce(connection, spec["record"], lock):
+            report(connection, spec["record"], run(spec, connection))
     except (OSError, ValueError) as error:  # no spec, no folder, disk full: nothing runs, and the controller is told
         with contextlib.suppress(OSError):
             connection.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
@@ -60,11 +66,11 @@ def keep(connection: socket.socket, lock: int) -> NoReturn:
         os._exit(0)
 
 
-def introduce(connection: socket.socket, folder: str, lock: int) -> bool:
+def introduce(connection: socket.socket, record: str, lock: int) -> bool:
     """Writes `keeper.json`, tells the controller, and waits for its word; False if it no longer wants this."""
     me = procfs.stat(os.getpid())
     assert me is not None
-    file = os.path.join(folder, KEEPER_FILE)
+    file = os.path.join(record, KEEPER_FILE)
     write_json(file, {"pid": me.pid, "start": me.start, "boot": procfs.boot_id()})
     os.close(lock)
     connection.sendall(json.dumps({"pid": me.pid, "start": me.start}).encode() + b"\n")
@@ -74,8 +80,20 @@ def introduce(connection: socket.socket, folder: str, lock: int) -> bool:
     return False
 
 
-def run(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Forks the worker, waits for its end or that of its time, kills the tree. Returns what `exit.json` holds."""
+def report(connection: socket.socket, record: str, end: Mapping[str, Any]) -> None:
+    """Tells of the end: in `exit.json`, which a later controller finds, and to this one if it still lives."""
+    try:
+        write_json(os.path.join(record, EXIT_FILE), end)
+    except OSError as error:  # disk full; standard error is the launcher's log
+        sys.stderr.write(f"cannot write {record}/{EXIT_FILE}: {error}\n")
+        sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        connection.sendall(json.dumps(end).encode() + b"\n")
+
+
+def run(spec: Mapping[str, Any], connection: socket.socket) -> dict[str, Any]:
+    """Forks the worker, which does not get `connection`, waits for its end or that of its time, kills all that is left.
+    Returns what `exit.json` holds."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "cannot become a child subreaper")
     began = time.monotonic()
@@ -83,15 +101,17 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
     worker = os.fork()
     if worker == 0:
         os.close(fault_read)
+        connection.close()
         work(spec, fault_write)
     os.close(fault_write)
     outcome, status = _watch(worker, began + spec["timeout_s"])
     if outcome != "exited":
         status = _ask_to_end(worker, spec["grace_s"])
     status = _kill_tree(worker, status)
+    _sweep(spec)
     fault = _read_all(fault_read)
     for name in ("stdout.txt", "stderr.txt"):
-        _cut(os.path.join(spec["folder"], name), spec["log_bytes"])
+        cut(os.path.join(spec["folder"], name), spec["log_bytes"])
     usage, own = resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF)
     return {
         "outcome": "spawn_failed" if fault else outcome,
@@ -107,15 +127,16 @@ def run(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _watch(worker: int, deadline: float) -> tuple[str, int | None]:
     """Waits until the worker ends, its time is over, or a signal asks for the end."""
-    while True:
-        got = signal.sigtimedwait(_WATCHED, max(0.0, deadline - time.monotonic()))
+    while (left := deadline - time.monotonic()) > 0:
+        got = signal.sigtimedwait(_WATCHED, min(left, LONGEST_WAIT_S))
         if got is None:
-            return "timed_out", None
+            continue
         if got.si_signo in _STOP:
             return "killed", None
         _, status = _reap(worker)
         if status is not None:
             return "exited", status
+    return "timed_out", None
 
 
 def _ask_to_end(worker: int, grace_s: float) -> int | None:
@@ -125,7 +146,7 @@ def _ask_to_end(worker: int, grace_s: float) -> int | None:
     deadline = time.monotonic() + grace_s
     status = None
     while status is None and (left := deadline - time.monotonic()) > 0:
-        signal.sigtimedwait({signal.SIGCHLD}, left)
+        signal.sigtimedwait({signal.SIGCHLD}, min(left, LONGEST_WAIT_S))
         _, status = _reap(worker)
     return status
 
@@ -148,6 +169,16 @@ def _kill_tree(worker: int, status: int | None) -> int | None:
         signal.sigtimedwait({signal.SIGCHLD}, 0.05)
 
 
+def _sweep(spec: Mapping[str, Any]) -> None:
+    """SIGKILL, again and again, to what was started here and is not below this process any more."""
+    me = procfs.stat(os.getpid())
+    assert me is not None
+    deadline = time.monotonic() + KILL_S
+    home = os.path.join(spec["folder"], "home")
+    while procfs.sweep(home, spec["places"], me.start) and time.monotonic() < deadline:
+        signal.sigtimedwait({signal.SIGCHLD}, 0.02)
+
+
 def _reap(worker: int) -> tuple[bool, int | None]:
     """Reaps every child that has ended. Says whether any is left, and the worker's wait status if it was among them."""
     found = None
@@ -160,19 +191,6 @@ def _reap(worker: int) -> tuple[bool, int | None]:
             return True, found
         if pid == worker:
             found = status
-
-
-def _cut(file: str, limit: int) -> None:
-    """Keeps the first and the last half of `limit` bytes of a log that is longer."""
-    with contextlib.suppress(OSError), open(file, "r+b") as log:
-        size = log.seek(0, os.SEEK_END)
-        if size <= limit:
-            return
-        log.seek(size - limit // 2)
-        tail = log.read()
-        log.seek(limit // 2)
-        log.write(f"\n[... {size - 2 * (limit // 2)} bytes left out ...]\n".encode() + tail)
-        log.truncate()
 
 
 def write_json(file: str, value: Mapping[str, Any]) -> None:

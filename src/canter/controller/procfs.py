@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -61,20 +61,39 @@ def descendants(pid: int) -> list[Stat]:
     return below
 
 
-def kill_by_environment(entry: bytes) -> int:
-    """SIGKILL to every process that was started with the environment entry `entry` (`NAME=value`); returns how many."""
+def sweep(home: str, places: Sequence[str], since: int) -> int:
+    """SIGKILL to every process that began at `since` (clock ticks since boot) or later and was started with the
+    environment entry `HOME=home`, or has its working folder, root or program below one of `places`.
+
+    Returns how many. It finds processes that have left their parents and sessions; one that has left all of this, too,
+    is not found.
+    """
     killed = 0
+    entry = b"HOME=" + os.fsencode(home)
     for pid in _pids():
-        if pid == os.getpid():
+        found = None if pid == os.getpid() else stat(pid)
+        if found is None or found.dead or found.start < since:
             continue
-        with contextlib.suppress(OSError):
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                if entry not in file.read().split(b"\0"):
-                    continue
-            os.kill(pid, signal.SIGKILL)
-            killed += 1
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if _below(pid, places) or entry in _environment(pid):
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
     return killed
 
 
+def _below(pid: int, places: Sequence[str]) -> bool:
+    for link in ("cwd", "root", "exe"):
+        with contextlib.suppress(OSError):
+            path = os.readlink(f"/proc/{pid}/{link}").removesuffix(" (deleted)")
+            if any(path == place or path.startswith(f"{place}/") for place in places):
+                return True
+    return False
+
+
+def _environment(pid: int) -> list[bytes]:
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        return file.read().split(b"\0")
+
+
 def _pids() -> Iterator[int]:
-    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return (int(name) for name in os.listdir("/proc") if name.isascii() and name.isdigit())

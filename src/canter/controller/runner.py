@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import signal
@@ -18,6 +19,7 @@ from canter.controller import folder as folders
 from canter.controller import procfs
 from canter.controller.environment import check_names, grader_environment, harness_environment
 from canter.controller.exit import Exit
+from canter.controller.folder import Place
 from canter.controller.spawner import Pending, Setup, Spawner, launcher_environment
 from canter.errors import ConfigError, LaunchError
 from canter.graders.run import Assignment
@@ -28,29 +30,48 @@ GRACE_S = 1.0
 """Between SIGTERM and SIGKILL for a harness whose time is over."""
 LOG_BYTES = 16 * 2**20
 """Most of standard output, and of standard error, that is kept of an attempt."""
+SWEEPS = 20
+SWEEP_PAUSE_S = 0.02
+"""Between looks for what is left of an attempt."""
 LOCK_S = 30.0
 """Deadline for the launchers of a controller that died to let go."""
 
 
 class Process:
-    """A keeper that lives, or has just died, as a descriptor that no later process can be mistaken for."""
+    """A keeper that lives, or has just died, as a descriptor that no later process can be mistaken for.
 
-    def __init__(self, folder: Path, pidfd: int) -> None:
-        self.folder = folder
+    `pending` is its connection; there is none to one that another controller has started.
+    """
+
+    def __init__(self, place: Place, pidfd: int, start: int, pending: Pending | None = None) -> None:
+        self.place = place
         self._pidfd = pidfd
+        self._start = start
+        self._pending = pending
 
     @classmethod
-    def find(cls, folder: Path) -> Process | None:
-        """The live keeper of a folder, None if it has ended or there never was one."""
-        kept = folders.read_keeper(folder)
+    def find(cls, place: Place) -> Process | None:
+        """The live keeper of a place, None if it has ended or there never was one."""
+        kept = folders.read_keeper(place.record)
         if kept is None or kept.boot != procfs.boot_id():
             return None
+        return cls._open(place, kept.pid, kept.start)
+
+    @classmethod
+    def of(cls, place: Place, pending: Pending) -> Process | None:
+        """The keeper that waits for its start, None if it has ended."""
+        return cls._open(place, pending.pid, pending.start, pending)
+
+    @classmethod
+    def _open(cls, place: Place, pid: int, start: int, pending: Pending | None = None) -> Process | None:
         try:
-            pidfd = os.pidfd_open(kept.pid)
-        except ProcessLookupError:
-            return None
-        if procfs.alive(kept.pid, kept.start):
-            return cls(folder, pidfd)
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):  # none, or a thread
+                return None
+            raise
+        if procfs.alive(pid, start):
+            return cls(place, pidfd, start, pending)
         os.close(pidfd)
         return None
 
@@ -61,11 +82,27 @@ class Process:
         loop.add_reader(self._pidfd, ended.set)
         try:
             await ended.wait()
+            return await self._end()
         finally:
             loop.remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self._pidfd = -1
-        return read_exit(self.folder)
+            os.close(self._pidfd)
+            self._pidfd = -1
+            if self._pending is not None:
+                self._pending.abandon()
+
+    async def _end(self) -> Exit:
+        """What the keeper says on its connection counts; only without one, what lies where a harness could write."""
+        if self._pending is None:
+            exit = folders.read_exit(self.place)
+        else:
+            word = await self._pending.last_word()
+            try:
+                exit = folders.LOST if word is None else folders.explained(Exit.read(word), self.place)
+            except ValueError as error:
+                exit = Exit(Outcome.LOST, message=f"its keeper ended with {word!r:.200}: {error}")
+        if self._pending is None or exit.outcome is Outcome.LOST:
+            await asyncio.to_thread(sweep, self.place, self._start)
+        return exit
 
     def stop(self) -> None:
         """Asks the keeper to end its process tree."""
@@ -134,11 +171,13 @@ class ProcessRunner:
 
     async def launch(self, rollout: Rollout, attempt: int, key: str) -> Launched:
         """Makes the attempt's folder and a keeper for its harness. Raises LaunchError; then nothing runs."""
-        folder = folders.attempt_folder(self._run, rollout.id, attempt)
-        seat = Seat(rollout.id, attempt, rollout.task.public(), self._config.model.name, self._gateway, key, folder)
+        place = folders.place(self._run, rollout.id, attempt)
+        seat = Seat(
+            rollout.id, attempt, rollout.task.public(), self._config.model.name, self._gateway, key, place.folder
+        )
         program = self._recipe.program(seat)
         spec = {
-            "folder": str(folder),
+            "places": [str(place.folder)],
             "cwd": str(seat.work),
             "env": harness_environment(seat, program, self._config.harness, os.environ),
             "argv": list(program.argv),
@@ -147,23 +186,23 @@ class ProcessRunner:
             "base": str(self._config.base.resolve()),
             "timeout_s": self._config.harness.timeout_s,
             "grace_s": GRACE_S,
-            "log_bytes": LOG_BYTES,
         }
         try:
-            await asyncio.to_thread(folders.prepare, folder, seat.task, self._files)
-        except OSError as error:
-            raise LaunchError(f"cannot prepare {folder}: {error}") from error
-        return await self._spawn(self.harnesses, folder, spec)
+            await asyncio.to_thread(folders.prepare, place.folder, seat.task, self._files)
+            folders.make_record(place.record)
+        except (OSError, ValueError) as error:
+            raise LaunchError(f"cannot prepare {place.folder}: {error}") from error
+        return await self._spawn(self.harnesses, place, spec)
 
     # -- graders --
 
     async def grade(self, rollout_id: str, attempt: int, key: str) -> Launched:
         """The next run of the grader of an ended attempt. Raises LaunchError; then nothing runs."""
-        folder = folders.attempt_folder(self._run, rollout_id, attempt)
-        grading = folders.gradings(folder) + 1
-        private = folders.grading_folder(folder, grading)
+        harness = folders.place(self._run, rollout_id, attempt)
+        number = harness.gradings() + 1
+        place = harness.grading(number)
         try:
-            folders.make(private)
+            folders.make(place.folder)
         except OSError as error:
             raise LaunchError(f"cannot grade attempt {attempt} of {rollout_id}: {error}") from error
         grader = self._config.grader
@@ -172,8 +211,8 @@ class ProcessRunner:
             key=key,
             rollout_id=rollout_id,
             attempt=attempt,
-            folder=str(folder),
-            private=str(private),
+            folder=str(harness.folder),
+            private=str(place.folder),
             base=str(self._config.base.resolve()),
             answer=grader.answer,
             tolerance=grader.tolerance,
@@ -182,33 +221,38 @@ class ProcessRunner:
             function=grader.function,
             command=grader.command or (),
         )
+        work = harness.folder / "work"
         spec = {
-            "folder": str(private),
-            "cwd": str(folder / "work"),
-            "env": grader_environment(private, os.environ),
+            "places": [str(harness.folder), str(place.folder)],
+            # its harness may have removed it, or put a link to somewhere else there
+            "cwd": str(work if work.resolve() == work and work.is_dir() else place.folder),
+            "env": grader_environment(place.folder, os.environ),
             "function": "canter.graders.run:main",
             "argument": asdict(told),
             "timeout_s": grader.timeout_s,
             "grace_s": 0.0,
-            "log_bytes": LOG_BYTES,
         }
-        return replace(await self._spawn(self.graders, private, spec), grading=grading)
+        return replace(await self._spawn(self.graders, place, spec), grading=number)
 
     # -- both --
 
-    async def _spawn(self, spawner: Spawner, folder: Path, spec: Mapping[str, Any]) -> Launched:
-        pending = await spawner.spawn(spec)
-        process = Process.find(folder)
+    async def _spawn(self, spawner: Spawner, place: Place, spec: Mapping[str, Any]) -> Launched:
+        where = {"folder": str(place.folder), "record": str(place.record), "log_bytes": LOG_BYTES}
+        pending = await spawner.spawn({**spec, **where})
+        process = Process.of(place, pending)
         if process is None:
             pending.abandon()
-            raise LaunchError(f"the keeper of {folder} (process {pending.pid}) died before it started anything")
-        return Launched(process, {"pid": pending.pid, "start": pending.start, "dir": str(folder)}, pending)
+            raise LaunchError(f"the keeper of {place.folder} (process {pending.pid}) died before it started anything")
+        return Launched(process, {"pid": pending.pid, "start": pending.start, "dir": str(place.folder)}, pending)
 
     def find(self, rollout_id: str, attempt: int) -> tuple[int, Process | Exit]:
         """What a controller that died has left of an attempt: the number of the last run of its grader (0: the harness)
         and its live process, or how that ended."""
-        grading, folder = self._last(rollout_id, attempt)
-        return grading, Process.find(folder) or read_exit(folder)
+        try:
+            grading, place = self._last(rollout_id, attempt)
+        except LaunchError as error:
+            return 0, Exit(Outcome.SPAWN_FAILED, message=str(error))
+        return grading, Process.find(place) or ended(place)
 
     def survivors(self, known: Set[str]) -> Iterator[Survivor]:
         """Every live process of this run folder, whatever the store wants of its rollout by now, except those of the
@@ -216,34 +260,46 @@ class ProcessRunner:
         for rollout_id, attempt in folders.attempts(self._run):
             if rollout_id in known:
                 continue
-            grading, folder = self._last(rollout_id, attempt)
-            if (process := Process.find(folder)) is not None:
+            grading, place = self._last(rollout_id, attempt)
+            if (process := Process.find(place)) is not None:
                 yield Survivor(rollout_id, attempt, grading, process)
 
-    def _last(self, rollout_id: str, attempt: int) -> tuple[int, Path]:
-        folder = folders.attempt_folder(self._run, rollout_id, attempt)
-        grading = folders.gradings(folder)
-        return grading, folders.grading_folder(folder, grading) if grading else folder
+    def _last(self, rollout_id: str, attempt: int) -> tuple[int, Place]:
+        place = folders.place(self._run, rollout_id, attempt)
+        grading = place.gradings()
+        return grading, place.grading(grading) if grading else place
 
     async def forget_grading(self, rollout_id: str, attempt: int, grading: int) -> None:
         """Removes the folder of a run of the grader, which then never was."""
-        folder = folders.attempt_folder(self._run, rollout_id, attempt)
-        await asyncio.to_thread(folders.remove, folders.grading_folder(folder, grading))
+        place = folders.place(self._run, rollout_id, attempt).grading(grading)
+        await asyncio.to_thread(place.remove)
 
     async def tidy(self, rollout_id: str, attempt: int, *, scored: bool) -> None:
-        """Removes the folder, unless `runner.keep_dirs` wants it."""
-        folder = folders.attempt_folder(self._run, rollout_id, attempt)
+        """Removes the folders, unless `runner.keep_dirs` wants them."""
+        try:
+            place = folders.place(self._run, rollout_id, attempt)
+        except LaunchError:
+            return  # then there never was one
         keep = self._config.runner.keep_dirs
-        if keep == "none" or (keep == "failed" and scored and read_exit(folder).clean):
-            await asyncio.to_thread(folders.remove, folder)
+        if keep == "none" or (keep == "failed" and scored and folders.read_exit(place).clean):
+            await asyncio.to_thread(place.remove)
 
 
-def read_exit(folder: Path) -> Exit:
-    """How a folder's process ended; what a dead keeper could not kill is killed now."""
-    found = folders.read_exit(folder)
-    if found.outcome is Outcome.LOST and folder.exists():
-        procfs.kill_by_environment(f"HOME={folder / 'home'}".encode())
-    return found
+def ended(place: Place) -> Exit:
+    """How a process ended that another controller has started; what it or its keeper has left is killed now, of any age
+    if it has spoilt the record of its keeper."""
+    exit, kept = folders.read_exit(place), folders.read_keeper(place.record)
+    if kept is None or kept.boot == procfs.boot_id():
+        sweep(place, kept.start if kept is not None else 0)
+    return exit
+
+
+def sweep(place: Place, start: int) -> None:
+    """Kills what a keeper that began at `start` has left at a place; in rounds, as one may fork meanwhile."""
+    for _ in range(SWEEPS):
+        if not procfs.sweep(str(place.home), [str(place.folder)], start):
+            return
+        time.sleep(SWEEP_PAUSE_S)
 
 
 @contextlib.asynccontextmanager

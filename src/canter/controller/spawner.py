@@ -23,6 +23,8 @@ WARM_S = 300.0
 """Deadline for the launcher to import what it is told to."""
 SPAWN_S = 30.0
 """Deadline for a keeper to say who it is."""
+LAST_WORD_S = 2.0
+"""Deadline for what a keeper that has ended has sent to be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Pending:
 
     pid: int
     start: int
+    _reader: asyncio.StreamReader
     _writer: asyncio.StreamWriter
 
     async def go(self) -> None:
@@ -51,11 +54,25 @@ class Pending:
             async with asyncio.timeout(SPAWN_S):
                 await self._writer.drain()
         except (OSError, TimeoutError) as error:
+            self.abandon()
             raise LaunchError(f"the keeper (process {self.pid}) died before it started anything: {error}") from error
+
+    async def last_word(self) -> object:
+        """What a keeper that has ended had to say of the end; None if it was killed before it could.
+
+        No harness can say that in its place: the connection is the keeper's alone.
+        """
+        try:
+            async with asyncio.timeout(LAST_WORD_S):
+                line = await self._reader.readline()
+            return json.loads(line) if line else None
+        except (OSError, ValueError):
+            return None
         finally:
-            self._writer.close()
+            self.abandon()
 
     def abandon(self) -> None:
+        """Closes the connection; before `go` that calls the start off."""
         self._writer.close()
 
 
@@ -167,7 +184,7 @@ class Spawner:
         if "error" in answer:
             writer.close()
             raise LaunchError(f"cannot start the {self._setup.name}: {answer['error']}")
-        return Pending(answer["pid"], answer["start"], writer)
+        return Pending(answer["pid"], answer["start"], reader, writer)
 
     def _alive(self) -> bool:
         return self._process is not None and self._process.returncode is None and self._control is not None
