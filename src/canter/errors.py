@@ -41,12 +41,12 @@ class BadRequest(CanterError):
 
 
 class ContextOverflow(BadRequest):
-    """The prompt does not fit the model's context."""
+    """The prompt does not fit the model's context. With `at_least` it was not encoded: its length is a lower bound."""
 
-    def __init__(self, prompt_tokens: int, max_tokens: int) -> None:
+    def __init__(self, prompt_tokens: int, max_tokens: int, *, at_least: bool = False) -> None:
         super().__init__(
             f"This model's maximum context length is {max_tokens} tokens, but the messages resulted in "
-            f"{prompt_tokens} tokens. Please reduce the length of the messages.",
+            f"{'at least ' if at_least else ''}{prompt_tokens} tokens. Please reduce the length of the messages.",
             param="messages",
             code="context_length_exceeded",
         )

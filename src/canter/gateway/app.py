@@ -13,7 +13,7 @@ from canter.gateway.calls import ModelCalls
 from canter.gateway.dialects import Dialect
 from canter.gateway.dialects.routes import BY_PATH
 from canter.gateway.gate import Gate
-from canter.gateway.http import ClientGone, Receive, Reply, Request, Scope, Send, json_object
+from canter.gateway.http import ClientGone, Receive, Reply, Request, Scope, Send
 from canter.gateway.outage import Uptime
 from canter.gateway.problems import Shape, reply_to, status_and_kind
 from canter.gateway.redact import loggable
@@ -93,7 +93,7 @@ class App:
             raise no_route(request, ("POST",))
         ref = agent_of(key)
         raw = await self._body(request)
-        boarding = self.calls.board(ref, dialect, json_object(raw), raw)
+        boarding = await self.calls.board(ref, dialect, raw)
         await carry(request, self.calls, dialect, boarding, self._timing)
 
     async def _api_call(self, request: Request, key: Key) -> None:

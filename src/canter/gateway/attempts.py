@@ -26,7 +26,8 @@ class Conversation:
 
     `tree` finds the parent of a list of messages, `recent` that of a prompt that comes as ids; `prompts` counts how
     often each prompt was sent (see `sampling.call_seed`). `users` counts the calls in flight; `held_bytes` is roughly
-    what is held, `counted_bytes` what of it `Conversations` has counted.
+    what is held, `counted_bytes` what of it `Conversations` has counted. `planning` is held by whoever reads
+    or changes `tree` and `recent`: a long prompt is planned in a thread.
     """
 
     ref: AttemptRef
@@ -39,6 +40,7 @@ class Conversation:
     users: int = 0
     held_bytes: int = _EMPTY_BYTES
     counted_bytes: int = 0
+    planning: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def take_ordinal(self) -> int:
         """The number of the next call, by arrival."""

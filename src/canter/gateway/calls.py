@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from canter.gateway.dialects import Dialect
 from canter.gateway.dialects.canonical import Asked
 from canter.gateway.engines import Running
 from canter.gateway.gate import Gate
-from canter.gateway.http import HttpError, new_id
+from canter.gateway.http import HttpError, json_object, new_id
 from canter.gateway.problems import status_and_kind
 from canter.gateway.replay import Flight, Flights
 from canter.gateway.sampling import request_digest
@@ -38,6 +37,9 @@ from canter.types import (
 
 logger = logging.getLogger(__name__)
 
+_LARGE_BYTES = 2**20
+"""Requests from so many bytes on are read in a thread: about 20 ms of work."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:
@@ -54,6 +56,12 @@ class Boarding:
     asked: Asked
     key: tuple[AttemptRef, str, bytes]
     flight: Flight[Finished]
+
+
+def _read(dialect: Dialect, raw: bytes) -> tuple[Asked, bytes]:
+    """A request, and the digest of its JSON."""
+    body = json_object(raw)
+    return dialect.parse(body), request_digest(body)
 
 
 class ModelCalls:
@@ -82,12 +90,14 @@ class ModelCalls:
         """Requests being answered, and results that wait for their client to come back."""
         return len(self._flights)
 
-    def board(self, ref: AttemptRef, dialect: Dialect, body: Mapping[str, Any], raw: bytes) -> Boarding:
+    async def board(self, ref: AttemptRef, dialect: Dialect, raw: bytes) -> Boarding:
         """Starts to answer a request, or joins the same one. Raises `BadRequest`, or `HttpError` for a model that is
         not here, before anything is sampled."""
-        asked = dialect.parse(body)
+        if len(raw) < _LARGE_BYTES:
+            asked, digest = _read(dialect, raw)
+        else:
+            asked, digest = await asyncio.to_thread(_read, dialect, raw)
         self.check_model(asked.model)
-        digest = request_digest(body)
         key = (ref, dialect.name, digest)
         flight = self._flights.board(key, lambda flight: self._answer(ref, dialect, asked, digest, raw, flight))
         return Boarding(asked, key, flight)
@@ -121,7 +131,15 @@ class ModelCalls:
             running = Running(call_id)
             flight.abort = running.abort
             ticket = Ticket(
-                call_id, conversation.take_ordinal(), time.time(), asked, digest, dialect, conversation, running
+                call_id,
+                conversation.take_ordinal(),
+                time.time(),
+                asked,
+                digest,
+                len(raw),
+                dialect,
+                conversation,
+                running,
             )
             sampled = await self._sample(ticket, raw, flight)
             flight.sampled = not flight.abandoned
@@ -132,7 +150,8 @@ class ModelCalls:
                 call = _call(ticket, sampled, CallStatus.OK, why_untrainable(sampled.generation))
             await self._store.append_call(call, CallBodies(raw, body))
             if call.status is CallStatus.OK:
-                sampled.remember()
+                async with conversation.planning:
+                    sampled.remember()
             if call.untrainable is not None:
                 logger.warning("call %s of attempt %s will not be trained: %s", call.id, ref, call.untrainable)
             return Finished(sampled.reply, body)

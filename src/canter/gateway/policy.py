@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from canter.config import Config
-from canter.errors import BadRequest
 from canter.gateway.attempts import Conversation
 from canter.gateway.delta import Delta, nodes_of
-from canter.gateway.dialects.canonical import Answer, Asked, Chat, Text, TokenLogprob, Tokens
+from canter.gateway.dialects.canonical import Answer, Asked, Chat, TokenLogprob
 from canter.gateway.dialects.routes import BY_NAME
 from canter.gateway.engines import Engines
 from canter.gateway.http import json_object
+from canter.gateway.prompts import Prompt, Prompts, tree_of
 from canter.gateway.sampling import Limits, admit, call_seed, effective, prompt_digest
 from canter.gateway.source import Sampled, Ticket
 from canter.gateway.stops import cut_generation, cut_text
@@ -32,14 +32,6 @@ from canter.types import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Prompt:
-    """Token ids to sample from, and where they belong: planned in the tree, or a delta against recent ids."""
-
-    ids: Ids
-    place: Plan | Delta
-
-
 class PolicySource:
     """Samples on the engines, token ids in and out."""
 
@@ -50,11 +42,12 @@ class PolicySource:
         self._rendering = rendering
         self._tokenizer = tokenizer
         self._engines = engines
+        self._prompts = Prompts(tokenizer)
 
     async def sample(self, ticket: Ticket) -> Sampled:
         asked, conversation = ticket.asked, ticket.conversation
         context_tokens = await self._context()
-        prompt = self._prompt(asked, conversation)
+        prompt = await self._prompts.make(ticket, context_tokens)
         digest = prompt_digest(prompt.ids)
         earlier = conversation.prompts[digest]
         sampling = admit(
@@ -79,7 +72,7 @@ class PolicySource:
     def recall(self, conversation: Conversation, calls: Sequence[tuple[Call, CallBodies]]) -> None:
         """Makes the memory of an attempt again from its calls, in their order."""
         done = [(call, bodies) for call, bodies in calls if call.status is CallStatus.OK]
-        tree = _tree(conversation)
+        tree = tree_of(conversation)
         tree.restore(_history(call, bodies) for call, bodies in done if call.dialect != "completions")
         nodes = nodes_of(call for call, _ in calls)
         conversation.recent.restore(nodes[call.id] for call, _ in done if call.dialect == "completions")
@@ -95,30 +88,14 @@ class PolicySource:
         await self._engines.remove(url)
 
     async def close(self) -> None:
+        self._prompts.close()
         await self._engines.close()
 
     async def _context(self) -> int:
         engine_tokens = await self._engines.context_tokens(wait_s=self._wait_s)
         return engine_tokens if self._context_tokens is None else min(engine_tokens, self._context_tokens)
 
-    def _prompt(self, asked: Asked, conversation: Conversation) -> _Prompt:
-        match asked.prompt:
-            case Chat(messages, tools):
-                plan = _tree(conversation).plan(messages, tools)
-                return _Prompt(plan.prompt, plan)
-            case Text(text):
-                ids = self._tokenizer.encode(text)
-            case Tokens(ids):
-                top = int(ids.max())
-                if top >= self._tokenizer.vocab_size:
-                    raise BadRequest(
-                        f"token id {top} is outside the vocabulary of {self._tokenizer.vocab_size}",
-                        param="prompt",
-                        code="invalid_value",
-                    )
-        return _Prompt(ids, conversation.recent.find(ids))
-
-    def _sampled(self, ticket: Ticket, prompt: _Prompt, sampling: Sampling, generation: Generation) -> Sampled:
+    def _sampled(self, ticket: Ticket, prompt: Prompt, sampling: Sampling, generation: Generation) -> Sampled:
         asked, place = ticket.asked, prompt.place
         message = self._message(asked, prompt.ids, generation.ids)
         finish = generation.finish_reason
@@ -170,11 +147,6 @@ class PolicySource:
         return tuple(entries)
 
 
-def _tree(conversation: Conversation) -> Tree:
-    assert conversation.tree is not None, "a policy's conversations are made with a tree"
-    return conversation.tree
-
-
 def _parent_id(place: Plan | Delta) -> str | None:
     if isinstance(place, Plan):
         return place.parent_id
@@ -191,7 +163,7 @@ def _remember(ticket: Ticket, place: Plan | Delta, message: Message, sampled: Id
             conversation.held_bytes += sampled.nbytes + place.suffix.nbytes
             return
         assert isinstance(asked.prompt, Chat)
-        tree = _tree(conversation)
+        tree = tree_of(conversation)
         before = tree.size
         tree.add(ticket.call_id, place, asked.prompt.messages, message, sampled, ordinal=ticket.ordinal)
         conversation.held_bytes += tree.size - before

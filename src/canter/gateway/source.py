@@ -21,13 +21,14 @@ from canter.types import Call, CallBodies, EngineRecord, ForkCause, Generation, 
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """One call to be sampled. `ordinal` is its place in the order of arrival, `started_at` Unix seconds, `request` the
-    digest of its JSON."""
+    digest of its JSON, which is `request_bytes` long."""
 
     call_id: str
     ordinal: int
     started_at: float
     asked: Asked
     request: bytes
+    request_bytes: int
     dialect: Dialect
     conversation: Conversation
     running: Running

@@ -15,6 +15,7 @@ Whatever happens here, recorded ids stay what the engine saw; only how faithful 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,11 +49,12 @@ class _Continuation:
 
 
 class TemplateRendering:
-    """Implements `Rendering` with the model's own chat template."""
+    """Implements `Rendering` with the model's own chat template. Threads may share it."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
         self.tokenizer = tokenizer
         self._tools: dict[bytes, list[PlainTool]] = {}
+        self._lock = threading.Lock()
         self._proven: set[tuple[object, ...]] = set()
         self._local = True
         self._boundaries: dict[int, bool] = {}
@@ -170,11 +172,12 @@ class TemplateRendering:
         if not tools:
             return []
         key = tools_key(tools)
-        if key not in self._tools:
-            if len(self._tools) >= _KEPT_TOOLS:
-                del self._tools[next(iter(self._tools))]
-            self._tools[key] = plain_tools(tools)
-        return self._tools[key]
+        with self._lock:
+            if key not in self._tools:
+                if len(self._tools) >= _KEPT_TOOLS:
+                    del self._tools[next(iter(self._tools))]
+                self._tools[key] = plain_tools(tools)
+            return self._tools[key]
 
     # -- facts about the model --
 

@@ -30,6 +30,7 @@ from canter.types import Ids, as_ids
 from canter.wire import is_too_nested
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_LONG_TEXT = 64 * 2**10
 
 
 class ChatTokenizer:
@@ -74,7 +75,12 @@ class ChatTokenizer:
             text.encode()
         except UnicodeEncodeError:
             text = text.encode("utf-8", "replace").decode()
-        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        ids: list[int]
+        if len(text) < _LONG_TEXT:
+            ids = self.backend.encode(text, add_special_tokens=False).ids
+        else:  # lets other threads run, and makes no offsets
+            [encoding] = self.backend.encode_batch_fast([text], add_special_tokens=False)
+            ids = encoding.ids
         return ids
 
     def decode(self, ids: Ids | Sequence[int]) -> str:
