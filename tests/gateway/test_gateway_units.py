@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gateway_rig import TOKENIZER, fake_engine
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from canter.config.tree import SamplingConfig
@@ -47,6 +47,7 @@ def test_common_prefix(a: list[int], b: list[int]) -> None:
     assert n == min(len(a), len(b)) or a[n] != b[n]
 
 
+@example([([0], [0]), ([], [0]), ([0], [])])
 @given(st.lists(st.tuples(few_ids, few_ids), min_size=1, max_size=14))
 def test_a_delta_is_the_prompt_and_extends_what_it_can(calls: list[tuple[list[int], list[int]]]) -> None:
     recent = Recent(keep=4)

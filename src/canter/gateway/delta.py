@@ -78,7 +78,7 @@ class Recent:
             whole = common == len(node)
             if common and (whole, common) > (best_whole, best_len):
                 best, best_len, best_whole = node, common, whole
-            if common == len(prompt):  # asked before: nothing can share more
+            if whole and common == len(prompt):  # nothing can share more
                 break
         while best is not None and not best_whole:
             parent = best.parent
