@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-import aiohttp
 import numpy as np
 import orjson
 from yarl import URL
 
+from canter.engine.origin import Origin, Response
 from canter.errors import BadRequest, EngineError, EngineUnavailable
 from canter.types import NO_IDS, NO_LOGPROBS, FinishReason, Generation, Ids, Logprobs, VersionSpan
 
@@ -49,11 +49,11 @@ class OpenAIEngine:
         self.url = url.rstrip("/")
         self.model = model
         self.version = version
-        self._routes = {route: URL(self.url + route) for route in _ROUTES}
-        self._headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=10)
+        base = URL(self.url)
+        self._paths = {route: base.raw_path.rstrip("/") + route for route in _ROUTES}
+        authorization = {"authorization": f"Bearer {key}"} if key else {}
+        self._origin = Origin(base, {"content-type": "application/json", **authorization})
         self._timeout_s = timeout_s
-        self._http: aiohttp.ClientSession | None = None
 
     async def complete(self, route: Route, body: Mapping[str, Any]) -> Completion:
         """Sends a request that does not stream, asking for token ids and logprobs besides.
@@ -68,33 +68,23 @@ class OpenAIEngine:
             "return_token_ids": True,
         }
         version = self.version
-        status, data, retry_after = await self._post(route, orjson.dumps(wanted))
-        if status != 200:
-            raise _refusal(status, data, retry_after, self.url)
+        response = await self._post(route, orjson.dumps(wanted))
+        if response.status != 200:
+            raise _refusal(response, self.url)
         try:
-            return read_completion(data, version)
+            return read_completion(response.body, version)
         except (orjson.JSONDecodeError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
             raise EngineError(f"{self.url}{route} answered no completion: {type(error).__name__}: {error}") from error
 
     async def close(self) -> None:
-        if self._http is not None:
-            await self._http.close()
-            self._http = None
+        self._origin.close()
 
-    async def _post(self, route: Route, data: bytes) -> tuple[int, bytes, str | None]:
-        if self._http is None:  # made here because a session belongs to the loop that runs
-            self._http = aiohttp.ClientSession(
-                headers=self._headers,
-                timeout=self._timeout,
-                connector=aiohttp.TCPConnector(limit=0),
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
+    async def _post(self, route: Route, data: bytes) -> Response:
         try:
-            async with self._http.post(self._routes[route], data=data) as response:
-                return response.status, await response.read(), response.headers.get("retry-after")
+            return await self._origin.post(self._paths[route], data, timeout_s=self._timeout_s)
         except TimeoutError as error:
             raise EngineError(f"{self.url}{route} did not answer within {self._timeout_s:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
             raise EngineUnavailable(f"{self.url} is not reachable: {error or type(error).__name__}") from error
 
 
@@ -148,8 +138,9 @@ def _logprobs(found: Mapping[str, Any] | None) -> Logprobs:
     return np.array([entry["logprob"] for entry in found.get("content") or ()], np.float32)
 
 
-def _refusal(status: int, data: bytes, retry_after: str | None, url: str) -> Exception:
+def _refusal(response: Response, url: str) -> Exception:
     """The exception for an error reply of the server."""
+    status, data = response.status, response.body
     try:
         error = orjson.loads(data)
         error = error.get("error", error)
@@ -160,9 +151,10 @@ def _refusal(status: int, data: bytes, retry_after: str | None, url: str) -> Exc
     if status in (401, 403):
         return EngineUnavailable(f"{url} refuses the gateway's own key (gateway.upstream_key): {message}")
     if status in (429, 503):
-        wait_s = int(retry_after) if retry_after is not None and retry_after.isdigit() else 2
+        retry_after = response.headers.get(b"retry-after", b"")
+        wait_s = int(retry_after) if retry_after.isdigit() else 2
         return EngineUnavailable(f"{url} is overloaded: {message}", retry_after_s=wait_s)
-    if status >= 500 or status == 404:
+    if status < 400 or status >= 500 or status == 404:
         return EngineError(f"{url} answered {status}: {message}")
     if "maximum context length" in message:
         code = "context_length_exceeded"
