@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import zstandard
 from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy.exc import DBAPIError
 
 from canter.errors import NotFound
 from canter.store import Key, Started
@@ -55,7 +56,6 @@ class Ledger:
         self.event_seq = self.call_seq = 0
         self.current: dict[str, tuple[Rollout, Attempt | None]] = {}
         self.heads = Heads(cache_bytes)
-        # compiled once: the hot path spends a third of its time in building statements otherwise
         self.inserts = {
             table: str(insert(table).compile(dialect=connection.dialect)) for table in (t.calls, t.bodies, t.events)
         }
@@ -205,10 +205,21 @@ class Transaction:
         return event
 
     def flush(self) -> None:
-        """Inserts what was gathered; called once, before the commit."""
-        for table, rows in ((t.calls, self._calls), (t.bodies, self._bodies), (t.events, self._events)):
-            if rows:
-                self._connection.exec_driver_sql(self._ledger.inserts[table], rows)
+        """Inserts what was gathered; called once, before the commit. Raises as SQLAlchemy does.
+
+        The statements are compiled once and go to the driver itself: SQLAlchemy's way takes a quarter more CPU for the
+        whole commit of a call.
+        """
+        driver_error = self._connection.dialect.loaded_dbapi.Error
+        with closing(self._connection.connection.cursor()) as cursor:
+            for table, rows in ((t.calls, self._calls), (t.bodies, self._bodies), (t.events, self._events)):
+                if not rows:
+                    continue
+                statement = self._ledger.inserts[table]
+                try:
+                    cursor.executemany(statement, rows)
+                except driver_error as error:
+                    raise DBAPIError.instance(statement, rows, error, driver_error) from error
 
     # -- inside --
 
