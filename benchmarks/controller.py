@@ -208,7 +208,7 @@ def main() -> None:
     if sys.argv[1:2] == ["controller"]:
         return uvloop.run(controller(Path(sys.argv[2]), *sys.argv[3:6]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="end with one JSON object of named figures")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object of named figures with units")
     parser.add_argument("--rollouts", type=int, default=100)
     parser.add_argument("--case", choices=sorted(HARNESSES), action="append")
     options = parser.parse_args()
@@ -219,7 +219,8 @@ def main() -> None:
         show(case, options.rollouts, figures)
         results |= figures
     if options.json:
-        print(json.dumps({name: round(value, 3) for name, value in results.items()}))
+        units = {name: "ms" if name.endswith("_ms") else "s" for name in results}
+        print(json.dumps({name: {"value": round(results[name], 3), "unit": units[name]} for name in results}))
     return None
 
 

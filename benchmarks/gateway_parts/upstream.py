@@ -3,7 +3,7 @@
 How long the reply is, is read from the request: a message that begins with `FAKE:p30000:c500` gets 30,000 prompt ids
 and 500 sampled tokens. Raw asyncio, so that it costs as little as possible beside what is measured.
 
-    python benchmarks/_upstream.py      prints its port and serves until it is stopped
+    python benchmarks/gateway_parts/upstream.py      prints its port and serves until it is stopped
 """
 
 from __future__ import annotations

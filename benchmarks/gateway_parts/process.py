@@ -1,6 +1,6 @@
 """The gateway under measurement, in a process of its own.
 
-    python benchmarks/_gateway_process.py relay|passthrough|tokens FOLDER UPSTREAM ROLLOUTS
+    python benchmarks/gateway_parts/process.py relay|passthrough|tokens FOLDER UPSTREAM ROLLOUTS
 
 `relay` is the floor: the same HTTP server and client with nothing in between, no keys, no recording. Prints one JSON
 line, `{"url", "keys"}`, and serves until it is told to end.
@@ -14,13 +14,13 @@ import signal
 import sys
 from pathlib import Path
 
-import aiohttp
 import uvloop
 from yarl import URL
 
 from canter.config import Config
 from canter.engine.fake import FakeEngine
 from canter.engine.openai import OpenAIEngine
+from canter.engine.origin import Origin
 from canter.gateway.app import create_app
 from canter.gateway.engines import Engines
 from canter.gateway.http import Receive, Reply, Request, Scope, Send
@@ -83,17 +83,18 @@ class Relay:
     """An ASGI app that sends a request's bytes on and its reply's bytes back."""
 
     def __init__(self, upstream: str) -> None:
-        self._url = URL(upstream + "/chat/completions")
-        self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), cookie_jar=aiohttp.DummyCookieJar())
+        url = URL(upstream + "/chat/completions")
+        self._path = url.raw_path
+        self._origin = Origin(url, {"content-type": "application/json"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
         body = await request.body(limit=2**30, deadline_s=60)
-        async with self._http.post(self._url, data=body, headers={"content-type": "application/json"}) as response:
-            await request.reply(Reply(response.status, await response.read()))
+        response = await self._origin.post(self._path, body, timeout_s=60)
+        await request.reply(Reply(response.status, response.body))
 
     async def close(self) -> None:
-        await self._http.close()
+        self._origin.close()
 
 
 async def main() -> None:
