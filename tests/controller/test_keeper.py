@@ -67,7 +67,7 @@ class Run:
 
     async def start(self) -> Process:
         pending = await self.spawner.spawn(self.spec)
-        process = Process.of(self.place, pending)
+        process = Process.of(self.place, pending, self.spawner)
         assert process is not None
         await pending.go()
         return process
@@ -269,6 +269,22 @@ async def test_what_a_killed_keeper_leaves_is_found_by_its_home(tmp_path: Path, 
     os.kill(json.loads((run.record / "keeper.json").read_text())["pid"], signal.SIGKILL)
     assert (await process.exited()).outcome is Outcome.LOST
     await eventually(lambda: not alive(pids_in(run.work / "pids")[0]))
+
+
+async def test_what_hides_from_its_folder_is_found_by_the_launcher(tmp_path: Path, spawner: Spawner) -> None:
+    other = await Run(tmp_path, spawner, argv=["sleep", "60"]).start()
+    script = "(cd /; exec env -i setsid sleep 60) & echo $! > pids; wait"
+    run = Run(tmp_path, spawner, argv=["sh", "-c", script])
+    process = await run.start()
+    await eventually(lambda: pids_in(run.work / "pids"))
+    hidden = pids_in(run.work / "pids")[0]
+    await eventually(lambda: Path(f"/proc/{hidden}/comm").read_text() == "sleep\n")
+    os.kill(json.loads((run.record / "keeper.json").read_text())["pid"], signal.SIGKILL)
+    assert (await process.exited()).outcome is Outcome.LOST
+    await eventually(lambda: not alive(hidden))
+    assert Process.find(other.place) is not None, "a keeper that lives is left alone"
+    other.stop()
+    assert (await other.exited()).outcome is Outcome.KILLED
 
 
 async def test_an_import_that_fails_is_told_at_the_start(tmp_path: Path) -> None:

@@ -94,8 +94,7 @@ def report(connection: socket.socket, record: str, end: Mapping[str, Any]) -> No
 def run(spec: Mapping[str, Any], connection: socket.socket) -> dict[str, Any]:
     """Forks the worker, which does not get `connection`, waits for its end or that of its time, kills all that is left.
     Returns what `exit.json` holds."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "cannot become a child subreaper")
+    adopt_orphans()
     began = time.monotonic()
     fault_read, fault_write = os.pipe()
     worker = os.fork()
@@ -123,6 +122,12 @@ def run(spec: Mapping[str, Any], connection: socket.socket) -> dict[str, Any]:
         "keeper_cpu_s": round(own.ru_utime + own.ru_stime, 3),
         "max_rss_kib": usage.ru_maxrss,
     }
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of all below it whose own parent ends."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "cannot become a child subreaper")
 
 
 def _watch(worker: int, deadline: float) -> tuple[str, int | None]:

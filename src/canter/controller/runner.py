@@ -40,14 +40,17 @@ LOCK_S = 30.0
 class Process:
     """A keeper that lives, or has just died, as a descriptor that no later process can be mistaken for.
 
-    `pending` is its connection; there is none to one that another controller has started.
+    `pending` is its connection, `spawner` where it is from; one that another controller has started has neither.
     """
 
-    def __init__(self, place: Place, pidfd: int, start: int, pending: Pending | None = None) -> None:
+    def __init__(
+        self, place: Place, pidfd: int, start: int, pending: Pending | None = None, spawner: Spawner | None = None
+    ) -> None:
         self.place = place
         self._pidfd = pidfd
         self._start = start
         self._pending = pending
+        self._spawner = spawner
 
     @classmethod
     def find(cls, place: Place) -> Process | None:
@@ -58,12 +61,14 @@ class Process:
         return cls._open(place, kept.pid, kept.start)
 
     @classmethod
-    def of(cls, place: Place, pending: Pending) -> Process | None:
+    def of(cls, place: Place, pending: Pending, spawner: Spawner) -> Process | None:
         """The keeper that waits for its start, None if it has ended."""
-        return cls._open(place, pending.pid, pending.start, pending)
+        return cls._open(place, pending.pid, pending.start, pending, spawner)
 
     @classmethod
-    def _open(cls, place: Place, pid: int, start: int, pending: Pending | None = None) -> Process | None:
+    def _open(
+        cls, place: Place, pid: int, start: int, pending: Pending | None = None, spawner: Spawner | None = None
+    ) -> Process | None:
         try:
             pidfd = os.pidfd_open(pid)
         except OSError as error:
@@ -71,7 +76,7 @@ class Process:
                 return None
             raise
         if procfs.alive(pid, start):
-            return cls(place, pidfd, start, pending)
+            return cls(place, pidfd, start, pending, spawner)
         os.close(pidfd)
         return None
 
@@ -101,6 +106,8 @@ class Process:
             except ValueError as error:
                 exit = Exit(Outcome.LOST, message=f"its keeper ended with {word!r:.200}: {error}")
         if self._pending is None or exit.outcome is Outcome.LOST:
+            if self._spawner is not None:
+                await self._spawner.sweep()
             await asyncio.to_thread(sweep, self.place, self._start)
         return exit
 
@@ -239,7 +246,7 @@ class ProcessRunner:
     async def _spawn(self, spawner: Spawner, place: Place, spec: Mapping[str, Any]) -> Launched:
         where = {"folder": str(place.folder), "record": str(place.record), "log_bytes": LOG_BYTES}
         pending = await spawner.spawn({**spec, **where})
-        process = Process.of(place, pending)
+        process = Process.of(place, pending, spawner)
         if process is None:
             pending.abandon()
             raise LaunchError(f"the keeper of {place.folder} (process {pending.pid}) died before it started anything")

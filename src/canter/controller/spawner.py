@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from canter.controller.launcher import MESSAGE_BYTES
+from canter.controller.launcher import MESSAGE_BYTES, SWEEP
 from canter.errors import LaunchError
 
 log = logging.getLogger(__name__)
@@ -152,6 +152,15 @@ class Spawner:
                     raise
                 log.warning("%s; starting it again", error)
                 return await self._spawn(spec)
+
+    async def sweep(self) -> None:
+        """Ends what keepers have left that were killed."""
+        async with self._one_at_a_time:
+            if self._control is not None:
+                with contextlib.suppress(
+                    OSError
+                ):  # it is dead or busy; what it does not end is only looked for by name
+                    self._control.send(SWEEP)
 
     async def _spawn(self, spec: Mapping[str, Any]) -> Pending:
         if not self._alive():
