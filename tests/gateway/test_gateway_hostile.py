@@ -97,6 +97,8 @@ async def test_service_routes_refuse_what_cannot_be_kept() -> None:
         ("POST", "/api/rollouts", rollouts(task={"id": "t", "prompt": "p", "input": {"a": 10**30}})),
         ("POST", "/api/rollouts", rollouts(task={"id": "t", "prompt": "p", "hidden": json.loads(nested(150))})),
         ("PUT", "/api/engines", b'{"url":"http://e","model":"m","version":9223372036854775808}'),
+        ("PUT", "/api/engines", b'{"url":"http://e\\n","model":"m","version":0}'),
+        ("PUT", "/api/engines", b'{"url":"\\u0000","model":"m","version":0}'),
         ("POST", "/api/versions", b'{"version":9223372036854775808,"step":1}'),
         ("POST", "/api/rollouts/r1/attempts", b'{"number":18446744073709551616}'),
         ("POST", "/api/rollouts/r1/attempts/1/end", b'{"outcome":"exited","exit_code":18446744073709551616}'),

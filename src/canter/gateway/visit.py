@@ -20,7 +20,7 @@ LONGEST_WAIT_S = 60.0
 T = TypeVar("T")
 Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 """Of a rollout or a group: it becomes a folder's name and a part of URLs as it is."""
-Url = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+Url = Annotated[str, StringConstraints(pattern=r"^https?://[!-~]{1,200}$")]
 Integer = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Ordinal = Annotated[int, Field(ge=1, lt=2**31)]
