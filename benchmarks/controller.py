@@ -186,8 +186,8 @@ async def drive(case: str, rollouts: int, client: Client, folder: Path, pids: di
     figures = {f"{case}_wall_s": wall_s, f"{case}_start_s": ready_s}
     for name, pid in pids.items():
         figures[f"{case}_{name}_cpu_ms"] = (cpu_s(pid) - before[name]) * 1000 / rollouts
-    harness = [json.loads(file.read_text()) for file in folder.glob("attempts/r*/1/exit.json")]
-    grader = [json.loads(file.read_text()) for file in folder.glob("attempts/r*/1/grading/1/exit.json")]
+    harness = [json.loads(file.read_text()) for file in folder.glob("control/attempts/r*/1/exit.json")]
+    grader = [json.loads(file.read_text()) for file in folder.glob("control/attempts/r*/1/grading/1/exit.json")]
     for name, exits in (("harness", harness), ("grader", grader)):
         figures[f"{case}_{name}_cpu_ms"] = sum(e["cpu_s"] for e in exits) * 1000 / len(exits)
     figures[f"{case}_keeper_cpu_ms"] = sum(e["keeper_cpu_s"] for e in harness + grader) * 1000 / len(harness)
