@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from controller_rig import Rig, alive, eventually, pids_in, rig, settings
 
+from canter.client import Client
 from canter.config import Config
 from canter.controller import procfs
 from canter.controller.exit import Exit
 from canter.controller.folder import Place, attempts, place, read_exit, read_keeper
 from canter.controller.removal import remove
 from canter.errors import LaunchError
-from canter.types import Outcome, Reason, RolloutState
+from canter.types import Attempt, KeyKind, Outcome, Reason, RolloutState
 
 
 def attack(name: str, keep: str = "all", **harness: Any) -> Config:
@@ -167,6 +168,28 @@ async def test_an_id_that_makes_no_folder_ends_its_rollout(tmp_path: Path, id: s
         rollout = await run.done(id)
         assert (rollout.state, rollout.reason, rollout.attempt) == (RolloutState.INVALID, Reason.SPAWN_ERROR, 2)
         assert "makes no folder name" in rollout.message
+
+
+class FaultyClient(Client):
+    """Has a fault that no part of the controller expects."""
+
+    async def set_process(self, rollout_id: str, number: int, process: dict[str, Any]) -> Attempt:
+        if rollout_id == "bad":
+            raise KeyError("a fault of ours")
+        return await super().set_process(rollout_id, number, process)
+
+
+async def test_a_fault_in_one_rollout_costs_only_that(tmp_path: Path) -> None:
+    async with rig(attack("spoil"), tmp_path) as run:
+        key = await run.store.issue_key(KeyKind.SERVICE)
+        async with FaultyClient(run.url, key) as run.client:
+            run.start()
+            await run.add("bad", "good")
+            assert (await run.done("good")).reward == 1.0
+            rollout = await run.done("bad")
+            assert (rollout.state, rollout.reason) == (RolloutState.INVALID, Reason.SPAWN_ERROR)
+            assert rollout.message == "Start: KeyError: 'a fault of ours'"
+            await run.stop()
 
 
 def test_only_numbers_are_attempts(tmp_path: Path) -> None:
