@@ -141,7 +141,6 @@ def _run(grading: Grading, assignment: Assignment) -> str:
         with output.open("wb") as printed, errors.open("ab") as complained:
             code = subprocess.run(
                 argv,
-                cwd=grading.dir,
                 env={**os.environ, "CANTER_GRADING": str(file)},
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
