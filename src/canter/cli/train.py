@@ -65,8 +65,8 @@ def started(config: Config) -> RunFolder:
     check_inputs(config)
     model_folder(config)
     run = RunFolder.create(Path(config.run.dir), config.run.name)
-    save_settings(run, config)
     run.update_manifest(describe(config, run))
+    save_settings(run, config)  # last: a folder with config.toml can be resumed
     click.echo(f"run folder: {run.path}")
     return run
 
