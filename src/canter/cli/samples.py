@@ -13,8 +13,9 @@ from canter.cli.reading import read, trained_steps
 from canter.cli.supervise import load_run
 from canter.config import Config
 from canter.runs import RunFolder
-from canter.samples import Batch, audit, build
+from canter.samples import Batch, audit
 from canter.store import Store
+from canter.trainer.loop import build_batch
 from canter.types import Call, Sample
 
 
@@ -54,18 +55,8 @@ async def build_all(store: Store, config: Config, step: int | None) -> dict[int,
         if step is None or step == number:
             done = [r for r in rollouts if r.state.terminal]  # the others belong to the step in progress
             calls = await store.calls([r.id for r in done])
-            found[number] = (build(done, calls, **build_options(config)), calls)
+            found[number] = (build_batch(done, calls, config.trainer), calls)
     return found
-
-
-def build_options(config: Config) -> dict[str, Any]:
-    """How the run's settings shape a batch; the trainer uses the same."""
-    settings = config.trainer
-    return {
-        "advantage": settings.advantage,
-        "normalise": settings.normalise,
-        "keep_flat_groups": settings.keep_flat_groups,
-    }
 
 
 def as_row(sample: Sample, step: int) -> dict[str, Any]:

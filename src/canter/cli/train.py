@@ -115,9 +115,9 @@ def check_inputs(config: Config) -> None:
         if not config.path(name).is_file():
             raise ConfigError(f"{setting}: no file {config.path(name)}; paths are relative to the TOML file")
         read_tasks(config.path(name))
-    template = config.model.chat_template
-    if template and "\n" not in template and "{" not in template and not config.path(template).is_file():
-        raise ConfigError(f"model.chat_template: no file {config.path(template)}")
+    template = config.chat_template_file
+    if template is not None and not template.is_file():
+        raise ConfigError(f"model.chat_template: no file {template}")
     for target, source in config.harness.files.items():
         if not config.path(source).exists():
             raise ConfigError(f"harness.files.{target}: no file {config.path(source)}")

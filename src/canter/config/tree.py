@@ -283,6 +283,14 @@ class Config(Section):
         """A path of the TOML file, made absolute."""
         return (self.base / name).resolve()
 
+    @property
+    def chat_template_file(self) -> Path | None:
+        """The file that `model.chat_template` names; None where it is the text itself, or not set."""
+        setting = self.model.chat_template
+        if setting is None or "\n" in setting or "{" in setting:
+            return None
+        return self.path(setting)
+
     @model_validator(mode="after")
     def parts_fit(self) -> Self:
         if (self.evaluate.before or self.evaluate.after) and not self.tasks.eval:

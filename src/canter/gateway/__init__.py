@@ -40,12 +40,8 @@ def open_source(config: Config, model: Path | None) -> Source:
 
 def chat_template(config: Config) -> str | None:
     """The text of `model.chat_template`, which may also name a file."""
-    setting = config.model.chat_template
-    if setting is None:
-        return None
-    if "\n" not in setting and "{" not in setting:
-        return config.path(setting).read_text(encoding="utf-8")
-    return setting
+    file = config.chat_template_file
+    return config.model.chat_template if file is None else file.read_text(encoding="utf-8")
 
 
 def _upstream(config: Config) -> Source:
