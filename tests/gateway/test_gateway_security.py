@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import re
 from pathlib import Path
 
 import aiohttp
@@ -254,3 +256,13 @@ def test_rig_keys_are_what_redact_knows() -> None:
     for kind in KeyKind:
         key = new_secret(kind)
         assert key not in redact(f"say {key} aloud")
+
+
+async def test_tls_files_that_cannot_be_read_are_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "bad.pem").write_text("no certificate")
+    for name in ("bad.pem", "absent.pem"):
+        file = str(tmp_path / name)
+        async with gateway() as rig:
+            with pytest.raises(ConfigError, match=re.escape(file)):
+                async with asyncio.timeout(10), serve(rig.app, GatewayConfig(tls_cert=file, tls_key=file)):
+                    pytest.fail("it serves")

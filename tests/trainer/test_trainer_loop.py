@@ -175,6 +175,14 @@ async def test_too_many_invalid_rollouts_stop_the_run_with_their_reason(make_wor
         await run(make_world(judge), tmp_path, tiny_config(*SETTINGS))
 
 
+async def test_a_step_with_nothing_to_train_stops_the_run(make_world: MakeWorld, tmp_path: Path) -> None:
+    """Scored rollouts are no use where their calls cannot be trained."""
+    world = make_world()
+    world.untrainable = Reason.MISSING_VERSION
+    with pytest.raises(TooManyDrops, match=r"step 1: 6 of 6 rollouts give nothing to train.*missing_version \(6\)"):
+        await run(world, tmp_path, tiny_config(*SETTINGS))
+
+
 async def test_late_rollouts_are_cancelled_and_counted(make_world: MakeWorld, tmp_path: Path) -> None:
     def judge(rollout: Any, ids: Any) -> float | None:
         return None if rollout.index == 2 else low_tokens(rollout, ids)

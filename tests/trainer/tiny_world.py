@@ -7,6 +7,7 @@ import asyncio
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -199,12 +200,14 @@ def low_tokens(rollout: Rollout, ids: Ids) -> float:
 
 
 class TinyWorld:
-    """What outlives a trainer: the store and the controller. `engine` is the current trainer's."""
+    """What outlives a trainer: the store and the controller. `engine` is the current trainer's; `untrainable` is why
+    its calls cannot be trained."""
 
     def __init__(self, judge: Judge = low_tokens) -> None:
         self.store = MemoryStore()
         self.engine = TinyEngine()
         self.judge = judge
+        self.untrainable: Reason | None = None
         self._task = asyncio.create_task(self._control())
         self._running: set[asyncio.Task[None]] = set()
 
@@ -231,7 +234,8 @@ class TinyWorld:
         outcome = self.judge(rollout, generation.ids)
         if outcome is None or (await self.store.rollout(rollout_id)).state.value in TERMINAL:
             return
-        await self.store.append_call(_call(rollout, prompt, generation), CallBodies(b"{}", b"{}"))
+        call = replace(_call(rollout, prompt, generation), untrainable=self.untrainable)
+        await self.store.append_call(call, CallBodies(b"{}", b"{}"))
         if isinstance(outcome, Reason):
             await self.store.end_attempt(rollout_id, 1, Outcome.EXITED, reason=outcome, message="scripted")
             return

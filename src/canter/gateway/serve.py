@@ -17,6 +17,7 @@ from canter.errors import ConfigError
 from canter.gateway.http import Receive, Scope, Send
 
 _BACKLOG = 2048
+_START_S = 30.0
 _KEEP_ALIVE_S = 75  # longer than the pauses of a harness between two calls mostly are
 
 
@@ -63,7 +64,7 @@ async def serve(
     server = _Server(_settings(app, config, grace_s))
     task = asyncio.create_task(server.serve(sockets))
     try:
-        await server.ready.wait()
+        await _listening(server, task, config)
         gc.collect()
         gc.freeze()  # what is loaded now stays: looking through it again and again took a quarter of a large call
         shown = f"[{host}]" if ":" in host else host
@@ -78,6 +79,20 @@ async def serve(
         task.cancel()
         for sock in sockets:
             sock.close()
+
+
+async def _listening(server: _Server, task: asyncio.Task[None], config: GatewayConfig) -> None:
+    """Returns once it listens. Raises `ConfigError` where it ends before, which only bad TLS files make it do."""
+    ready = asyncio.create_task(server.ready.wait())
+    await asyncio.wait({ready, task}, timeout=_START_S, return_when=asyncio.FIRST_COMPLETED)
+    ready.cancel()
+    if server.ready.is_set():
+        return
+    cause = task.exception() if task.done() and not task.cancelled() else None
+    raise ConfigError(
+        f"the gateway cannot serve with gateway.tls_cert = {config.tls_cert!r} and gateway.tls_key = "
+        f"{config.tls_key!r}: {cause or f'not within {_START_S:g} s'}"
+    ) from cause
 
 
 class _Server(uvicorn.Server):
