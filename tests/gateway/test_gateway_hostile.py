@@ -186,7 +186,7 @@ def test_redaction_leaves_the_instruction_of_a_401_alone() -> None:
     assert "***" not in message
     assert "Authorization header" in message
     assert "x-api-key" in message
-    assert body_of(Unauthorized(message), "canter")["error"]["message"] == message == redact(message)
+    assert body_of(Unauthorized(message), "canter", "req_1")["error"]["message"] == message == redact(message)
 
 
 async def test_a_client_that_closes_after_its_reply_sees_the_413() -> None:

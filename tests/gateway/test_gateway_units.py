@@ -16,11 +16,14 @@ from canter.engine.fake import FakeEngine
 from canter.errors import ContextOverflow, EngineError, EngineUnavailable, Unauthorized
 from canter.gateway.calls import why_untrainable
 from canter.gateway.delta import Recent, common_prefix
+from canter.gateway.dialects.canonical import Start
+from canter.gateway.dialects.chat import ChatCompletions
 from canter.gateway.engines import Engines, Running
 from canter.gateway.gate import Gate
 from canter.gateway.http import new_id
+from canter.gateway.identity import request_digest
 from canter.gateway.replay import Flight, Flights
-from canter.gateway.sampling import Limits, admit, call_seed, effective, prompt_digest, request_digest
+from canter.gateway.sampling import Limits, admit, call_seed, effective, prompt_digest
 from canter.gateway.stops import cut_generation, cut_text
 from canter.types import (
     EngineRecord,
@@ -33,6 +36,8 @@ from canter.types import (
     VersionSpan,
     as_ids,
 )
+
+START = Start("call", 0)
 
 few_ids = st.lists(st.integers(0, 3), max_size=12)
 
@@ -150,8 +155,31 @@ def test_seeds_and_digests_are_stable() -> None:
     assert call_seed(7, digest, 0) == 7573988416635119344
     assert 0 <= call_seed(7, digest, 1) < 2**63
     assert len({call_seed(s, digest, n) for s in range(5) for n in range(5)}) == 25
-    assert request_digest({"a": 1, "b": {"c": 2, "d": 3}}) == request_digest({"b": {"d": 3, "c": 2}, "a": 1})
-    assert request_digest({"a": 1}) != request_digest({"a": 1.5})
+
+
+def test_a_request_is_the_same_however_it_is_spelled_and_travels() -> None:
+    def digest(**fields: object) -> bytes:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "logit_bias": {"1": 2, "3": 4}}
+        return request_digest(ChatCompletions().parse({**body, **fields}))
+
+    same: list[dict[str, object]] = [
+        {"stream": True, "stream_options": {"include_usage": True}},
+        {"messages": [{"content": [{"type": "text", "text": "hi"}], "role": "user"}]},
+        {"logit_bias": {"3": 4, "1": 2}},
+        {"metadata": {"a": "b"}},
+        {"tools": []},
+    ]
+    assert {digest(**fields) for fields in same} == {digest()}
+    others: list[dict[str, object]] = [
+        {"messages": [{"role": "user", "content": "hi "}]},
+        {"model": "n"},
+        {"max_tokens": 5},
+        {"logprobs": True},
+        {"stop": "x"},
+        {"temperature": 0.5},
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    ]
+    assert len({digest(**fields) for fields in [*others, {}]}) == len(others) + 1
 
 
 # -- what may be trained --
@@ -206,16 +234,16 @@ async def test_flights_forget_what_is_delivered_failed_or_too_old() -> None:
     async def fail(flight: Flight[int]) -> int:
         raise EngineError("no")
 
-    failed = flights.board("failed", fail)
+    failed = flights.board("failed", START, fail)
     with pytest.raises(EngineError):
         await failed.task
-    assert await flights.board("failed", run).task == 1, "a failure is not replayed"
+    assert await flights.board("failed", START, run).task == 1, "a failure is not replayed"
     for name in "abcd":
-        flight = flights.board(name, run)
+        flight = flights.board(name, START, run)
         await flight.task
         flights.leave(name, flight)
     assert len(flights) == 3, "the boarded one and the last two undelivered"
-    kept = flights.board("d", fail)
+    kept = flights.board("d", START, fail)
     assert await kept.task == 1
     flights.delivered("d", kept)
     assert len(flights) == 2
@@ -232,7 +260,7 @@ async def test_a_flight_that_cannot_be_aborted_gently_is_cancelled() -> None:
     async def abort() -> bool:
         return True
 
-    flight = flights.board("x", hang)
+    flight = flights.board("x", START, hang)
     await asyncio.sleep(0)
     flights.leave("x", flight)
     await asyncio.wait({flight.task}, timeout=2)

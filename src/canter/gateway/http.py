@@ -212,7 +212,8 @@ class Request:
 
     async def _start(self, status: int, content_type: bytes, *headers: tuple[bytes, bytes]) -> None:
         self._started = True
-        head = [(b"content-type", content_type), (b"x-request-id", self.id.encode()), *headers]
+        name = self.id.encode()  # OpenAI's clients look for the one header, Anthropic's for the other
+        head = [(b"content-type", content_type), (b"x-request-id", name), (b"request-id", name), *headers]
         await self._send({"type": "http.response.start", "status": status, "headers": head})
 
 

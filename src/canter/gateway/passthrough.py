@@ -12,8 +12,10 @@ from canter.errors import BadRequest, EngineError, EngineUnavailable
 from canter.gateway.attempts import Conversation
 from canter.gateway.delta import nodes_of
 from canter.gateway.dialects.canonical import Asked
+from canter.gateway.dialects.routes import BY_NAME
 from canter.gateway.http import json_object
-from canter.gateway.sampling import Limits, admit, call_seed, effective, request_digest
+from canter.gateway.identity import request_digest
+from canter.gateway.sampling import Limits, admit, call_seed, effective
 from canter.gateway.source import Sampled, Ticket
 from canter.tokens.messages import new_tool_call_id
 from canter.types import Call, CallBodies, CallStatus, EngineRecord, Sampling
@@ -60,6 +62,12 @@ class UpstreamSource:
             remember=remember,
         )
 
+    async def count(self, asked: Asked, conversation: Conversation, request_bytes: int) -> int:
+        raise BadRequest(
+            "tokens cannot be counted with engine.use = 'openai': the server alone renders the prompt",
+            code="unsupported_value",
+        )
+
     def make_tree(self) -> None:
         return None
 
@@ -69,7 +77,7 @@ class UpstreamSource:
         for call, bodies in calls:
             if call.status is not CallStatus.OK and not call.prompt_len:
                 continue  # nothing was sampled: the repeat is this same call
-            conversation.prompts[request_digest(json_object(bodies.request))] += 1
+            conversation.prompts[request_digest(BY_NAME[call.dialect].parse(json_object(bodies.request)))] += 1
 
     async def register(self, record: EngineRecord, key: str) -> None:
         """Tells which policy version the server has now. Raises `BadRequest` for another server."""

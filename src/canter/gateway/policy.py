@@ -15,7 +15,7 @@ from canter.gateway.http import json_object
 from canter.gateway.prompts import Prompt, Prompts, tree_of
 from canter.gateway.sampling import Limits, admit, call_seed, effective, prompt_digest
 from canter.gateway.source import Sampled, Ticket
-from canter.gateway.stops import cut_generation, cut_text
+from canter.gateway.stops import cut_generation, cut_text, first_stop
 from canter.tokens.messages import Message, ToolCall, ToolSpec, new_tool_call_id
 from canter.tokens.rendering import Rendering
 from canter.tokens.tokenizer import ChatTokenizer
@@ -47,7 +47,7 @@ class PolicySource:
     async def sample(self, ticket: Ticket) -> Sampled:
         asked, conversation = ticket.asked, ticket.conversation
         context_tokens = await self._context()
-        prompt = await self._prompts.make(ticket, context_tokens)
+        prompt = await self._prompts.make(asked, conversation, ticket.request_bytes, context_tokens, ticket.label.hint)
         digest = prompt_digest(prompt.ids)
         earlier = conversation.prompts[digest]
         sampling = admit(
@@ -66,6 +66,10 @@ class PolicySource:
             raise
         return self._sampled(ticket, prompt, sampling, cut_generation(generation, asked.stop, self._tokenizer.decode))
 
+    async def count(self, asked: Asked, conversation: Conversation, request_bytes: int) -> int:
+        prompt = await self._prompts.make(asked, conversation, request_bytes, await self._context(), None)
+        return len(prompt.ids)
+
     def make_tree(self) -> Tree:
         return Tree(self._rendering)
 
@@ -73,7 +77,9 @@ class PolicySource:
         """Makes the memory of an attempt again from its calls, in their order."""
         done = [(call, bodies) for call, bodies in calls if call.status is CallStatus.OK]
         tree = tree_of(conversation)
-        tree.restore(_history(call, bodies) for call, bodies in done if call.dialect != "completions")
+        histories = [_history(call, bodies) for call, bodies in done if call.dialect != "completions"]
+        tree.restore(histories)
+        conversation.tools_seen = any(tools for _, _, tools, _ in histories)
         nodes = nodes_of(call for call, _ in calls)
         conversation.recent.restore(nodes[call.id] for call, _ in done if call.dialect == "completions")
         for call, _ in calls:
@@ -97,14 +103,13 @@ class PolicySource:
 
     def _sampled(self, ticket: Ticket, prompt: Prompt, sampling: Sampling, generation: Generation) -> Sampled:
         asked, place = ticket.asked, prompt.place
-        message = self._message(asked, prompt.ids, generation.ids)
+        message, stop = self._message(ticket, prompt.ids, generation.ids)
         finish = generation.finish_reason
         if message.tool_calls and finish is FinishReason.STOP:
             finish = FinishReason.TOOL_CALLS
         generation = replace(generation, finish_reason=finish)
         answer = Answer(
-            id=ticket.call_id,
-            created=int(ticket.started_at),
+            start=ticket.start,
             model=asked.model,
             fingerprint=_fingerprint(generation),
             message=message,
@@ -112,6 +117,7 @@ class PolicySource:
             prompt_tokens=len(prompt.ids),
             completion_tokens=len(generation.ids),
             logprobs=self._logprobs(generation) if asked.logprobs else None,
+            stop=stop,
         )
         plan = place if isinstance(place, Plan) else None
         return Sampled(
@@ -127,17 +133,20 @@ class PolicySource:
             fork_at=plan.fork_at if plan else None,
         )
 
-    def _message(self, asked: Asked, prompt: Ids, sampled: Ids) -> Message:
-        """The reply as a message, cut before a stop string; tool calls get ids that nobody else has."""
+    def _message(self, ticket: Ticket, prompt: Ids, sampled: Ids) -> tuple[Message, str | None]:
+        """The reply as a message, cut before a stop string, and that; tool calls get ids that nobody else has."""
+        asked = ticket.asked
+        stop = first_stop(self._tokenizer.decode(sampled), asked.stop) if asked.stop else None
         if not isinstance(asked.prompt, Chat):
             stopped = len(sampled) > 0 and int(sampled[-1]) in self._rendering.stop_token_ids
-            return Message(
-                "assistant", cut_text(self._tokenizer.decode(sampled[:-1] if stopped else sampled), asked.stop)
-            )
+            text = self._tokenizer.decode(sampled[:-1] if stopped else sampled)
+            return Message("assistant", cut_text(text, asked.stop)), stop
         parsed = self._rendering.parse(sampled, asked.prompt.tools, prompt=prompt)
         reasoning = cut_text(parsed.reasoning or "", asked.stop) or None
-        calls = tuple(ToolCall(new_tool_call_id(), name, arguments) for name, arguments in parsed.tool_calls)
-        return Message("assistant", cut_text(parsed.content, asked.stop), reasoning=reasoning, tool_calls=calls)
+        prefix = ticket.dialect.tool_call_prefix
+        calls = tuple(ToolCall(new_tool_call_id(prefix), name, arguments) for name, arguments in parsed.tool_calls)
+        message = Message("assistant", cut_text(parsed.content, asked.stop), reasoning=reasoning, tool_calls=calls)
+        return message, stop
 
     def _logprobs(self, generation: Generation) -> tuple[TokenLogprob, ...]:
         entries = []

@@ -9,6 +9,7 @@ import orjson
 from canter.errors import (
     BadRequest,
     CanterError,
+    ContextOverflow,
     EngineError,
     EngineUnavailable,
     Forbidden,
@@ -22,7 +23,7 @@ from canter.errors import (
 from canter.gateway.http import HttpError, Reply
 from canter.gateway.redact import redact
 
-Shape = Literal["canter", "openai"]
+Shape = Literal["canter", "openai", "anthropic"]
 
 _TABLE: tuple[tuple[type[CanterError], int, str], ...] = (
     (BadRequest, 400, "bad_request"),
@@ -48,6 +49,16 @@ _OPENAI_CODES = {
 }
 """Codes of OpenAI's API where it has one for the same thing; ours elsewhere."""
 
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
 _OPENAI_TYPES = {403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -61,18 +72,23 @@ def status_and_kind(error: CanterError) -> tuple[int, str]:
     return 500, "internal"
 
 
-def reply_to(error: CanterError, shape: Shape) -> Reply:
+def reply_to(error: CanterError, shape: Shape, request_id: str) -> Reply:
     """The reply that tells a client of an error. Every 429 and 503 carries `Retry-After`."""
     status, _ = status_and_kind(error)
-    return Reply(status, orjson.dumps(body_of(error, shape)), headers=_headers(error, status))
+    return Reply(status, orjson.dumps(body_of(error, shape, request_id)), headers=_headers(error, status))
 
 
-def body_of(error: CanterError, shape: Shape) -> dict[str, Any]:
+def body_of(error: CanterError, shape: Shape, request_id: str) -> dict[str, Any]:
     """The JSON of an error in the protocol's own shape."""
     status, kind = status_and_kind(error)
     message = redact(str(error))
     if shape == "canter":
         return {"error": {"type": kind, "message": message}}
+    if shape == "anthropic":
+        if isinstance(error, ContextOverflow):  # in the words on which clients of this protocol compact
+            message = f"prompt is too long: {error.prompt_tokens} tokens > {error.max_tokens} maximum"
+        type_ = _ANTHROPIC_TYPES.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": {"type": type_, "message": message}, "request_id": request_id}
     param = error.param if isinstance(error, BadRequest) else None
     code = (error.code if isinstance(error, BadRequest) else None) or _OPENAI_CODES.get(kind, kind)
     type_ = _OPENAI_TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")

@@ -10,12 +10,11 @@ from functools import cached_property, partial
 from canter.errors import BadRequest, ContextOverflow
 from canter.gateway.attempts import Conversation
 from canter.gateway.delta import Delta
-from canter.gateway.dialects.canonical import Chat, Text, Tokens
-from canter.gateway.source import Ticket
+from canter.gateway.dialects.canonical import Asked, Chat, Text, Tokens
 from canter.tokens.reach import Reach, reach_of
 from canter.tokens.tokenizer import ChatTokenizer
 from canter.tokens.tree import Plan, Tree
-from canter.types import Ids
+from canter.types import ForkCause, Ids
 
 _LARGE_BYTES = 128 * 2**10
 """Requests from so many bytes on are made into tokens in a thread: about 50 ms of work."""
@@ -37,11 +36,19 @@ class Prompts:
         self._tokenizer = tokenizer
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="prompt")
 
-    async def make(self, ticket: Ticket, context_tokens: int) -> Prompt:
-        """The prompt of a call. Raises `BadRequest`, `TemplateError`, and `ContextOverflow` where even the longest
+    async def make(
+        self,
+        asked: Asked,
+        conversation: Conversation,
+        request_bytes: int,
+        context_tokens: int,
+        hint: ForkCause | None,
+    ) -> Prompt:
+        """The prompt of a request. Raises `BadRequest`, `TemplateError`, and `ContextOverflow` where even the longest
         tokens there are could not make a text fit."""
-        planning, work = ticket.conversation.planning, partial(self._make, ticket, context_tokens)
-        if ticket.request_bytes < _LARGE_BYTES:
+        planning = conversation.planning
+        work = partial(self._make, asked, conversation, request_bytes, context_tokens, hint)
+        if request_bytes < _LARGE_BYTES:
             async with planning:
                 return work()
         await planning.acquire()
@@ -52,16 +59,22 @@ class Prompts:
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _make(self, ticket: Ticket, context_tokens: int) -> Prompt:
-        conversation = ticket.conversation
-        match ticket.asked.prompt:
+    def _make(
+        self,
+        asked: Asked,
+        conversation: Conversation,
+        request_bytes: int,
+        context_tokens: int,
+        hint: ForkCause | None,
+    ) -> Prompt:
+        match asked.prompt:
             case Chat(messages, tools) as chat:
-                if self._may_overflow(ticket.request_bytes, context_tokens):
+                if self._may_overflow(request_bytes, context_tokens):
                     self._check(self._tokenizer.apply_chat_template(chat.messages, chat.tools), context_tokens)
-                plan = tree_of(conversation).plan(messages, tools)
+                plan = tree_of(conversation).plan(messages, tools, hint=hint)
                 return Prompt(plan.prompt, plan)
             case Text(text):
-                if self._may_overflow(ticket.request_bytes, context_tokens):
+                if self._may_overflow(request_bytes, context_tokens):
                     self._check(text, context_tokens)
                 ids = self._tokenizer.encode(text)
             case Tokens(ids):

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from typing import Any, Generic, TypeVar
 
 from canter.errors import CanterError
+from canter.gateway.dialects.canonical import Start
 
 T = TypeVar("T")
 
@@ -23,7 +24,8 @@ logger = logging.getLogger(__name__)
 class Flight(Generic[T]):
     """One request being answered, for one or more clients that wait for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Start) -> None:
+        self.start = start
         self.task: asyncio.Task[T]
         self.waiting = 0
         self.abandoned = False
@@ -45,12 +47,12 @@ class Flights(Generic[T]):
     def __len__(self) -> int:
         return len(self._flights)
 
-    def board(self, key: Hashable, run: Callable[[Flight[T]], Coroutine[Any, Any, T]]) -> Flight[T]:
-        """The flight for `key`: the one on its way or undelivered, else a new one that `run` answers. Pair with
-        `delivered` or `leave`."""
+    def board(self, key: Hashable, start: Start, run: Callable[[Flight[T]], Coroutine[Any, Any, T]]) -> Flight[T]:
+        """The flight for `key`: the one on its way or undelivered, else a new one that `run` answers as `start`.
+        Pair with `delivered` or `leave`."""
         flight = self._flights.get(key)
         if flight is None or _failed(flight):
-            flight = Flight()
+            flight = Flight(start)
             flight.task = asyncio.create_task(run(flight))
             flight.task.add_done_callback(_look)
             self._flights[key] = flight

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import orjson
 
 from canter.config.tree import SamplingConfig
 from canter.errors import ContextOverflow
@@ -104,11 +103,6 @@ def effective(sampling: Sampling, asked: Mapping[str, Any]) -> dict[str, Any]:
 def prompt_digest(prompt: Ids) -> bytes:
     """Names a prompt, to count how often an attempt has sent it."""
     return hashlib.blake2b(np.ascontiguousarray(prompt, "<i4").tobytes(), digest_size=16).digest()
-
-
-def request_digest(body: Mapping[str, Any]) -> bytes:
-    """Names a request's JSON, whatever the order of its members."""
-    return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).digest()
 
 
 def call_seed(rollout_seed: int, prompt: bytes, earlier: int) -> int:

@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 from canter.gateway.attempts import Conversation
 from canter.gateway.dialects import Dialect
-from canter.gateway.dialects.canonical import Asked
+from canter.gateway.dialects.canonical import Asked, Start
 from canter.gateway.engines import Running
+from canter.gateway.labels import MAIN, Label
 from canter.tokens.tree import Tree
 from canter.types import Call, CallBodies, EngineRecord, ForkCause, Generation, Ids
 
@@ -23,7 +24,7 @@ class Ticket:
     """One call to be sampled. `ordinal` is its place in the order of arrival, `started_at` Unix seconds, `request` the
     digest of its JSON, which is `request_bytes` long."""
 
-    call_id: str
+    start: Start
     ordinal: int
     started_at: float
     asked: Asked
@@ -32,6 +33,11 @@ class Ticket:
     dialect: Dialect
     conversation: Conversation
     running: Running
+    label: Label = MAIN
+
+    @property
+    def call_id(self) -> str:
+        return self.start.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,10 @@ class Source(Protocol):
 
     async def sample(self, ticket: Ticket) -> Sampled:
         """Raises `BadRequest` and `ContextOverflow` for what cannot be honoured, `EngineError` where sampling fails."""
+        ...
+
+    async def count(self, asked: Asked, conversation: Conversation, request_bytes: int) -> int:
+        """Tokens of the prompt that a call would have now. Raises as `sample` does."""
         ...
 
     def make_tree(self) -> Tree | None:

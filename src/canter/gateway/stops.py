@@ -11,6 +11,12 @@ from canter.types import FinishReason, Generation, Ids, VersionSpan
 Decode = Callable[[Ids], str]
 
 
+def first_stop(text: str, stops: Sequence[str]) -> str | None:
+    """The stop string that ends `text`, if any does."""
+    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    return min(found)[1] if found else None
+
+
 def cut_text(text: str, stops: Sequence[str]) -> str:
     """`text` before the first of the stop strings in it."""
     found = [at for at in (text.find(stop) for stop in stops) if at >= 0]

@@ -55,29 +55,33 @@ async def _stream(
     request: Request, dialect: Dialect, boarding: Boarding, gone: asyncio.Future[None], timing: Timing
 ) -> None:
     task = boarding.flight.task
-    timeout_s = timing.headers_after_s
+    timeout_s, signs = timing.headers_after_s, 0
     while True:
         await _landing(boarding, gone, timeout_s)
         if task.done():
             break
         if not request.started:
             await request.start_stream()
-        await request.write(dialect.keep_alive)
+        await request.write(dialect.keep_alive(boarding.asked, boarding.start, signs))
+        signs += 1
         timeout_s = timing.keep_alive_s
-    await _send_events(request, dialect, boarding, gone)
+    await _send_events(request, dialect, boarding, gone, signs)
 
 
-async def _send_events(request: Request, dialect: Dialect, boarding: Boarding, gone: asyncio.Future[None]) -> None:
+async def _send_events(
+    request: Request, dialect: Dialect, boarding: Boarding, gone: asyncio.Future[None], signs: int
+) -> None:
     """Everything before the terminal event may be lost; whether the client is there for that one decides."""
     try:
         finished = _finished(boarding)
     except CanterError as error:
         if request.started:  # too late for a status: say so in the stream, which then ends without its terminal event
-            await request.write(dialect.failure(body_of(error, dialect.shape)))
+            body = body_of(error, dialect.shape, request.id)
+            await request.write(dialect.failure(boarding.asked, boarding.start, body, signs))
         raise
     if not request.started:
         await request.start_stream()
-    events = list(dialect.events(boarding.asked, finished.reply))
+    events = list(dialect.events(boarding.asked, finished.reply, signs))
     await request.write(b"".join(events[:-1]))
     await asyncio.sleep(0)  # lets a hang-up that has already been noticed be told
     _check(gone)

@@ -72,6 +72,28 @@ def has_issued_calls(message: Message) -> bool:
     return message.role == "assistant" and bool(calls) and all(is_issued(call.id) for call in calls)
 
 
+def arrange(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The conversation with the results of parallel tool calls in the order of the calls.
+
+    Harnesses send them in the order in which the tools ended, and may send another one the next time: they are a set,
+    and the order of the calls is the one that is always the same. Results that no call of the last assistant message
+    asked for stay behind the others.
+    """
+    arranged: list[Message] = []
+    at = 0
+    while at < len(messages):
+        arranged.append(messages[at])
+        at += 1
+        if len(arranged[-1].tool_calls) > 1:
+            order = {call.id: place for place, call in enumerate(arranged[-1].tool_calls)}
+            end = at
+            while end < len(messages) and messages[end].role == "tool":
+                end += 1
+            arranged += sorted(messages[at:end], key=lambda m: order.get(m.tool_call_id or "", len(order)))
+            at = end
+    return tuple(arranged)
+
+
 def exact_key(message: Message) -> bytes:
     """Digest of a message as it was sent, reasoning left out: a cheap test for "the same again"."""
     fields = [message.role, message.content, message.tool_call_id or ""]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from canter.gateway.dialects.canonical import Answer, Asked
+from canter.gateway.dialects.canonical import Answer, Asked, Start
 from canter.gateway.problems import Shape
 from canter.tokens.messages import Message
 
@@ -22,8 +22,8 @@ class Dialect(Protocol):
     """What the ids of its replies begin with."""
     shape: Shape
     """How its errors look."""
-    keep_alive: bytes
-    """What a stream carries while a generation takes its time."""
+    tool_call_prefix: str
+    """What the ids of tool calls begin with."""
 
     def parse(self, body: Mapping[str, Any]) -> Asked:
         """Raises `BadRequest` for what cannot be honoured; unknown fields are ignored."""
@@ -33,14 +33,19 @@ class Dialect(Protocol):
         """The JSON of the whole reply, as it is sent where the client does not stream, and as it is recorded."""
         ...
 
-    def events(self, asked: Asked, reply: Mapping[str, Any]) -> Iterator[bytes]:
-        """The stream that carries `reply`; the last item is the terminal event."""
+    def keep_alive(self, asked: Asked, start: Start, number: int) -> bytes:
+        """The sign of life `number` (from 0) of a stream that waits for its generation: something on which the clients
+        of this protocol start their idle timers anew. The first one may open the stream."""
+        ...
+
+    def events(self, asked: Asked, reply: Mapping[str, Any], signs: int) -> Iterator[bytes]:
+        """The stream that carries `reply`, behind `signs` signs of life; the last item is the terminal event."""
         ...
 
     def message(self, reply: Mapping[str, Any]) -> Message:
         """The message that a recorded `reply` carries: the inverse of `reply`, as far as messages go."""
         ...
 
-    def failure(self, error: Mapping[str, Any]) -> bytes:
-        """The event that tells of an error (an error body of its shape) inside a stream."""
+    def failure(self, asked: Asked, start: Start, error: Mapping[str, Any], signs: int) -> bytes:
+        """The event that tells of an error (a body of its shape) inside a stream, behind `signs` signs of life."""
         ...

@@ -61,11 +61,19 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A finished reply. `logprobs` has one entry per sampled token where they were asked for."""
+class Start:
+    """What is known of a reply before it is sampled: its id, and when it was asked for in Unix seconds."""
 
     id: str
     created: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A finished reply. `logprobs` has one entry per sampled token where they were asked for; `stop` is the stop string
+    that ended it, if one did."""
+
+    start: Start
     model: str
     fingerprint: str
     message: Message
@@ -73,3 +81,4 @@ class Answer:
     prompt_tokens: int
     completion_tokens: int
     logprobs: tuple[TokenLogprob, ...] | None = None
+    stop: str | None = None

@@ -10,10 +10,10 @@ import orjson
 
 from canter.errors import BadRequest
 from canter.gateway.dialects import fields
-from canter.gateway.dialects.canonical import Answer, Asked, Chat, TokenLogprob
+from canter.gateway.dialects.canonical import Answer, Asked, Chat, Start, TokenLogprob
 from canter.gateway.problems import Shape
 from canter.gateway.sampling import requested
-from canter.tokens.messages import Message, Role, ToolCall, ToolSpec
+from canter.tokens.messages import Message, Role, ToolCall, ToolSpec, arrange
 
 _ROLES: dict[str, Role] = {
     "system": "system",
@@ -22,6 +22,8 @@ _ROLES: dict[str, Role] = {
     "assistant": "assistant",
     "tool": "tool",
 }
+KEEP_ALIVE = b": keep-alive\n\n"
+"""An event stream's comment: clients wait for bytes, not for events."""
 _CHUNK_CHARACTERS = 1024
 _WORST_LOGPROB = -9999.0  # what OpenAI sends for "as good as impossible"
 
@@ -32,7 +34,7 @@ class ChatCompletions:
     name = "chat"
     id_prefix = "chatcmpl-"
     shape: Shape = "openai"
-    keep_alive = b": keep-alive\n\n"
+    tool_call_prefix = "call"
 
     def parse(self, body: Mapping[str, Any]) -> Asked:
         model = fields.string(body, "model")
@@ -74,16 +76,19 @@ class ChatCompletions:
             "finish_reason": answer.finish_reason.value,
         }
         return {
-            "id": answer.id,
+            "id": answer.start.id,
             "object": "chat.completion",
-            "created": answer.created,
+            "created": answer.start.created,
             "model": answer.model,
             "system_fingerprint": answer.fingerprint,
             "choices": [choice],
             "usage": usage(answer),
         }
 
-    def events(self, asked: Asked, reply: Mapping[str, Any]) -> Iterator[bytes]:
+    def keep_alive(self, asked: Asked, start: Start, number: int) -> bytes:
+        return KEEP_ALIVE
+
+    def events(self, asked: Asked, reply: Mapping[str, Any], signs: int) -> Iterator[bytes]:
         choice = reply["choices"][0]
         message = choice["message"]
         base = {
@@ -105,7 +110,7 @@ class ChatCompletions:
     def message(self, reply: Mapping[str, Any]) -> Message:
         return _assistant(reply["choices"][0]["message"], "reply.", None)
 
-    def failure(self, error: Mapping[str, Any]) -> bytes:
+    def failure(self, asked: Asked, start: Start, error: Mapping[str, Any], signs: int) -> bytes:
         return event(error)
 
 
@@ -171,7 +176,7 @@ def parse_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
     messages = fields.array(body, "messages")
     if not messages:
         raise BadRequest("messages is missing or empty", param="messages", code="missing_required_parameter")
-    return tuple(_message(raw, f"messages[{i}].") for i, raw in enumerate(messages))
+    return arrange([_message(raw, f"messages[{i}].") for i, raw in enumerate(messages)])
 
 
 def _message(raw: object, at: str) -> Message:

@@ -9,8 +9,8 @@ import numpy as np
 
 from canter.errors import BadRequest
 from canter.gateway.dialects import fields
-from canter.gateway.dialects.canonical import Answer, Asked, Text, TokenLogprob, Tokens
-from canter.gateway.dialects.chat import event, finite_logprob, usage
+from canter.gateway.dialects.canonical import Answer, Asked, Start, Text, TokenLogprob, Tokens
+from canter.gateway.dialects.chat import KEEP_ALIVE, event, finite_logprob, usage
 from canter.gateway.problems import Shape
 from canter.gateway.sampling import requested
 from canter.tokens.messages import Message
@@ -24,7 +24,7 @@ class Completions:
     name = "completions"
     id_prefix = "cmpl-"
     shape: Shape = "openai"
-    keep_alive = b": keep-alive\n\n"
+    tool_call_prefix = "call"
 
     def parse(self, body: Mapping[str, Any]) -> Asked:
         _refuse_unsupported(body)
@@ -50,16 +50,19 @@ class Completions:
             "finish_reason": answer.finish_reason.value,
         }
         return {
-            "id": answer.id,
+            "id": answer.start.id,
             "object": "text_completion",
-            "created": answer.created,
+            "created": answer.start.created,
             "model": answer.model,
             "system_fingerprint": answer.fingerprint,
             "choices": [choice],
             "usage": usage(answer),
         }
 
-    def events(self, asked: Asked, reply: Mapping[str, Any]) -> Iterator[bytes]:
+    def keep_alive(self, asked: Asked, start: Start, number: int) -> bytes:
+        return KEEP_ALIVE
+
+    def events(self, asked: Asked, reply: Mapping[str, Any], signs: int) -> Iterator[bytes]:
         choice = reply["choices"][0]
         base = {name: reply[name] for name in ("id", "object", "created", "model", "system_fingerprint")}
         yield event({**base, "choices": [choice]})  # one event: OpenAI's own client refuses any without finish_reason
@@ -70,7 +73,7 @@ class Completions:
     def message(self, reply: Mapping[str, Any]) -> Message:
         return Message("assistant", reply["choices"][0]["text"])
 
-    def failure(self, error: Mapping[str, Any]) -> bytes:
+    def failure(self, asked: Asked, start: Start, error: Mapping[str, Any], signs: int) -> bytes:
         return event(error)
 
 
