@@ -15,17 +15,11 @@ from canter.gateway.dialects.canonical import Asked
 from canter.gateway.dialects.routes import BY_NAME
 from canter.gateway.http import json_object
 from canter.gateway.identity import request_digest
+from canter.gateway.relay import relayed, route_of, upstream_body
 from canter.gateway.sampling import Limits, admit, call_seed, effective
 from canter.gateway.source import Sampled, Ticket
-from canter.tokens.messages import new_tool_call_id
 from canter.types import Call, CallBodies, CallStatus, EngineRecord, Sampling
 
-_ROUTES: dict[str, Route] = {"chat": "/chat/completions", "completions": "/completions"}
-_REPLACED = (
-    "stream", "stream_options", "max_completion_tokens", "n", "top_logprobs", "logit_bias", "min_p",
-    "presence_penalty", "frequency_penalty", "repetition_penalty",
-)  # fmt: skip
-"""Fields of a request that do not reach the server: the run decides, or the gateway does it itself."""
 _UNKNOWN_CONTEXT = 2**31 - 1  # the server alone knows how long its prompt is, and refuses what does not fit
 
 
@@ -41,7 +35,8 @@ class UpstreamSource:
         sampling = self._admit(ticket)
         conversation.prompts[ticket.request] += 1
         try:
-            completion = await self._complete(_ROUTES[asked.dialect], _body(asked, sampling))
+            completion = await self._complete(route_of(asked), upstream_body(asked, sampling))
+            reply = _relayed(ticket, completion)
         except BaseException:
             conversation.prompts[ticket.request] -= 1  # nothing was sampled: the repeat is this same call
             raise
@@ -53,7 +48,7 @@ class UpstreamSource:
             conversation.held_bytes += delta.suffix.nbytes + sampled.nbytes
 
         return Sampled(
-            reply=_relay(ticket, completion),
+            reply=reply,
             generation=completion.generation,
             parent_id=delta.parent.call_id if delta.parent is not None else None,
             prefix_len=delta.prefix_len,
@@ -122,35 +117,8 @@ class UpstreamSource:
                 failed = True
 
 
-def _body(asked: Asked, sampling: Sampling) -> dict[str, Any]:
-    """The request as the server gets it: the harness's, with the run's sampling in place of its own."""
-    body = {name: value for name, value in asked.body.items() if name not in _REPLACED}
-    body |= {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "max_tokens": sampling.max_tokens,
-        "seed": sampling.seed,
-    }
-    body.pop("top_k", None)
-    if sampling.top_k:
-        body["top_k"] = sampling.top_k
-    return body
-
-
-def _relay(ticket: Ticket, completion: Completion) -> dict[str, Any]:
-    """The server's reply with our ids and the run's model name, and without what the harness did not ask for."""
-    reply = completion.reply
-    choice = reply["choices"][0]
-    for name in ("prompt_logprobs", "kv_transfer_params"):
-        reply.pop(name, None)
-    reply.setdefault("system_fingerprint", None)
-    reply |= {"id": ticket.call_id, "model": ticket.asked.model, "choices": [choice]}
-    if not ticket.asked.logprobs:
-        choice["logprobs"] = None
-    message = choice.get("message")
-    if message is not None:
-        message.setdefault("refusal", None)
-        calls = message.pop("tool_calls", None)
-        if calls:
-            message["tool_calls"] = [{**call, "id": new_tool_call_id()} for call in calls]
-    return reply
+def _relayed(ticket: Ticket, completion: Completion) -> dict[str, Any]:
+    try:
+        return relayed(ticket, completion)
+    except (BadRequest, KeyError, IndexError, TypeError, ValueError) as error:
+        raise EngineError(f"the server's reply cannot be passed on: {type(error).__name__}: {error}") from error

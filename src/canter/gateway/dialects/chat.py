@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -65,10 +65,7 @@ class ChatCompletions:
             wire["reasoning_content"] = message.reasoning
         if message.tool_calls:
             wire["content"] = message.content or None
-            wire["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in message.tool_calls
-            ]
+            wire["tool_calls"] = _wire_calls(message.tool_calls)
         choice = {
             "index": 0,
             "message": wire,
@@ -112,6 +109,38 @@ class ChatCompletions:
 
     def failure(self, asked: Asked, start: Start, error: Mapping[str, Any], signs: int) -> bytes:
         return event(error)
+
+
+def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Canonical messages as this protocol writes them."""
+    return [_wire_message(message) for message in messages]
+
+
+def wire_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
+    return [
+        {"type": "function", "function": {"name": t.name, "description": t.description, "parameters": t.parameters}}
+        for t in tools
+    ]
+
+
+def _wire_message(message: Message) -> dict[str, Any]:
+    wire: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning is not None:
+        wire["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        wire["tool_calls"] = _wire_calls(message.tool_calls)
+    if message.tool_call_id is not None:
+        wire["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        wire["name"] = message.name
+    return wire
+
+
+def _wire_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
 
 
 def event(data: Mapping[str, Any]) -> bytes:
