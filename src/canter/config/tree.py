@@ -55,19 +55,20 @@ class TasksConfig(Section):
 
 class HarnessConfig(Section):
     use: str | None = None
-    """Name of a built-in recipe (`mini-swe-agent`); see `docs/harnesses.md`."""
+    """Name of a built-in recipe, such as `codex`; `canter harness list` prints all (`docs/harnesses.md`)."""
     command: list[str] | None = None
     """An argv; `{task.prompt}`, `{task.id}`, `{model}`, `{dir}` are replaced."""
     function: str | None = None
     """`module:function`, called with the public task in a fork of a parent that has imported the module once."""
-    args: dict[str, str | int | float | bool] = {}
+    args: dict[str, str | int | float | bool | list[str]] = {}
     """Settings of the recipe, each documented by it."""
     warm: list[str] = []
     """Modules that the launcher imports before it forks."""
     env: dict[str, str] = {}
     """Environment variables added to the harness's."""
     train_labels: list[str] | None = None
-    """Labels of the calls that train (`docs/harnesses.md`); default: those that the recipe names."""
+    """Labels of the calls that train (`docs/harnesses.md`); default: those that the recipe names,
+    and all for a command or function."""""
     pass_env: list[str] = []
     """Names of variables that pass from the controller's environment (nothing else does)."""
     files: dict[str, str] = {}

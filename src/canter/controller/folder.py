@@ -3,6 +3,7 @@
 <run>/attempts/<rollout>/<attempt>/             the harness's own: it can do with it whatever it likes
     task.json                                   the public task
     work/  home/  tmp/                          working folder, HOME and TMPDIR of the harness
+    stdin.txt                                   what its recipe lets it read from standard input, if anything
     stdout.txt  stderr.txt                      what it printed, cut in the middle if long
 <run>/control/attempts/<rollout>/<attempt>/     the keeper's record
     keeper.json  exit.json                      who keeps it, how it ended
@@ -34,6 +35,7 @@ from canter.types import Outcome
 log = logging.getLogger(__name__)
 
 LONGEST_NAME = 200
+STDIN_FILE = "stdin.txt"
 RECORD_BYTES = 64 * 1024
 LARGEST_PID = 2**22
 
@@ -124,9 +126,15 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-def prepare(folder: Path, task: Mapping[str, Any], files: Mapping[str, Path]) -> None:
-    """Makes the folder with the task's and the run's files in `work/`. Raises LaunchError."""
+def prepare(
+    folder: Path, task: Mapping[str, Any], files: Mapping[str, Path], home: Mapping[str, str], stdin: str
+) -> None:
+    """Makes the folder: the recipe's files in `home/`, the task's and the run's in `work/`. Raises LaunchError."""
     make(folder)
+    for name, text in home.items():
+        _inside(folder / "home", name).write_text(text, encoding="utf-8")
+    if stdin:
+        (folder / STDIN_FILE).write_text(stdin, encoding="utf-8")
     (folder / "work").mkdir()
     (folder / "task.json").write_text(json.dumps(task), encoding="utf-8")
     for name, source in files.items():
@@ -165,11 +173,13 @@ def _task_files(task: Mapping[str, Any]) -> Mapping[str, str]:
     return {}
 
 
-def _inside(work: Path, name: str) -> Path:
+def _inside(folder: Path, name: str) -> Path:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise LaunchError(f"{name!r} is no path inside the working folder")
-    target = work / path
+        raise LaunchError(
+            f"{name!r} is no path inside the {'working' if folder.name == 'work' else folder.name} folder"
+        )
+    target = folder / path
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
 

@@ -6,9 +6,9 @@ enforces the wall time, and at the end kills whatever is left below it: being a 
 double forks; what has left its tree in spite of that is looked for in `/proc`. The last thing it does is to write
 `exit.json` and to send the same to the controller. Standard library only.
 
-    spec         {"folder", "record", "places", "cwd", "env", "argv" + "base" | "function" + "argument", "timeout_s",
-                 "grace_s", "log_bytes"}: `folder` is the process's own, `record` where the keeper writes, `places` the
-                 folders that no process may be left in
+    spec         {"folder", "record", "places", "cwd", "env", "argv" + "base" + "stdin" | "function" + "argument",
+                 "timeout_s", "grace_s", "log_bytes"}: `folder` is the process's own, `record` where the keeper writes,
+                 `places` the folders that no process may be left in
     keeper.json  {"pid", "start", "boot"}: who keeps this process
     exit.json    {"outcome", "exit_code", "message", "ended_at", "wall_s", "cpu_s", "keeper_cpu_s", "max_rss_kib"}
 """

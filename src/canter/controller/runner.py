@@ -183,6 +183,7 @@ class ProcessRunner:
             rollout.id, attempt, rollout.task.public(), self._config.model.name, self._gateway, key, place.folder
         )
         program = self._recipe.program(seat)
+        prepared = (place.folder, seat.task, self._files, self._recipe.files(seat), program.stdin)
         spec = {
             "places": [str(place.folder)],
             "cwd": str(seat.work),
@@ -190,12 +191,13 @@ class ProcessRunner:
             "argv": list(program.argv),
             "function": program.function,
             "argument": program.argument,
+            "stdin": str(place.folder / folders.STDIN_FILE) if program.stdin else None,
             "base": str(self._config.base.resolve()),
             "timeout_s": self._config.harness.timeout_s,
             "grace_s": GRACE_S,
         }
         try:
-            await asyncio.to_thread(folders.prepare, place.folder, seat.task, self._files)
+            await asyncio.to_thread(folders.prepare, *prepared)
             folders.make_record(place.record)
         except (OSError, ValueError) as error:
             raise LaunchError(f"cannot prepare {place.folder}: {error}") from error

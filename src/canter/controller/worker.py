@@ -34,7 +34,7 @@ def work(spec: Mapping[str, Any], fault: int) -> NoReturn:
         os.setsid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a killed keeper takes its worker along
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        _redirect(spec["folder"])
+        _redirect(spec["folder"], spec.get("stdin") or os.devnull)
         os.chdir(spec["cwd"])
         if spec.get("argv"):
             _execute(spec["argv"], spec["env"], spec["base"])
@@ -72,10 +72,10 @@ def load(name: str) -> Callable[[Any], object]:
     return function  # type: ignore[no-any-return]
 
 
-def _redirect(folder: str) -> None:
+def _redirect(folder: str, stdin: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     for descriptor, (path, mode) in enumerate(
-        ((os.devnull, os.O_RDONLY), (f"{folder}/stdout.txt", flags), (f"{folder}/stderr.txt", flags))
+        ((stdin, os.O_RDONLY), (f"{folder}/stdout.txt", flags), (f"{folder}/stderr.txt", flags))
     ):
         opened = os.open(path, mode, 0o600)
         os.dup2(opened, descriptor)

@@ -24,6 +24,9 @@ class Command:
     def launcher_env(self, private: Path) -> Mapping[str, str]:
         return {}
 
+    def files(self, seat: Seat) -> Mapping[str, str]:
+        return {}
+
     def program(self, seat: Seat) -> Program:
         values = {
             "task.prompt": str(seat.task["prompt"]),

@@ -26,5 +26,8 @@ class Function:
     def launcher_env(self, private: Path) -> Mapping[str, str]:
         return {}
 
+    def files(self, seat: Seat) -> Mapping[str, str]:
+        return {}
+
     def program(self, seat: Seat) -> Program:
         return Program(function=self.name, argument=dict(seat.task))

@@ -6,17 +6,17 @@ would type in a shell. Its trajectory goes to `traj.json` in the attempt's folde
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from pydantic import Field
+
+from canter.config import Config
+from canter.config.tree import Section
 from canter.errors import ConfigError
-from canter.harness import Program, Seat
-
-if TYPE_CHECKING:
-    from canter.config import Config
+from canter.harness import Entry, Pip, Program, Seat
+from canter.harness.arguments import arguments
 
 NAME = "mini-swe-agent"
 _RUN = "canter.harness.mini_process:run"
@@ -30,22 +30,26 @@ _ENVIRONMENT = {
 }
 
 
+class Settings(Section):
+    """`harness.args`; unset ones are left to mini-SWE-agent."""
+
+    config: str = "mini_textbased"
+    """Its YAML file, relative to the TOML file, or the name of one that it brings."""
+    model_class: str = "litellm_textbased"
+    """How it asks the model: `litellm_textbased`, `litellm` (tool calls), `litellm_response` (Responses), …"""
+    agent_class: str | None = None
+    """`interactive` (its default) or `default`."""
+    step_limit: int | None = Field(default=None, ge=0)
+    """Most model calls; 0 for no limit."""
+    cost_limit: float | None = Field(default=None, ge=0)
+    """Most it may spend by its own price list, in which the policy has no price; 0 for no limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class MiniSweAgent:
-    """Settings are those of `harness.args`; unset ones are left to mini-SWE-agent.
-
-    config        its YAML file, relative to the TOML file, or the name of one that it brings (default `mini_textbased`)
-    model_class   how it asks the model: `litellm_textbased` (default), `litellm` (tool calls), …
-    agent_class   `interactive` (its default) or `default`
-    step_limit    most model calls
-    cost_limit    most it may spend by its own price list, in which the policy has no price; 0 for no limit
-    """
-
+    settings: Settings
     config: str
-    model_class: str = "litellm_textbased"
-    agent_class: str | None = None
-    step_limit: int | None = None
-    cost_limit: float | None = None
+    """As in the settings, with the path of a file made absolute."""
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -55,15 +59,19 @@ class MiniSweAgent:
         # read when it is imported; its own folder, so that nothing of the user's configuration gets in
         return {**_ENVIRONMENT, "MSWEA_GLOBAL_CONFIG_DIR": str(private / "mini-swe-agent"), "HOME": str(private)}
 
+    def files(self, seat: Seat) -> Mapping[str, str]:
+        return {}
+
     def program(self, seat: Seat) -> Program:
+        settings = self.settings
         specs = [self.config, f"model.model_kwargs.api_base={seat.gateway}/v1"]
-        if self.step_limit is not None:
-            specs.append(f"agent.step_limit={self.step_limit}")
-        if self.cost_limit is not None:
-            specs.append(f"agent.cost_limit={self.cost_limit}")
-        argv = ["-y", "--exit-immediately", "-m", f"openai/{seat.model}", "--model-class", self.model_class]
-        if self.agent_class is not None:
-            argv += ["--agent-class", self.agent_class]
+        if settings.step_limit is not None:
+            specs.append(f"agent.step_limit={settings.step_limit}")
+        if settings.cost_limit is not None:
+            specs.append(f"agent.cost_limit={settings.cost_limit}")
+        argv = ["-y", "--exit-immediately", "-m", f"openai/{seat.model}", "--model-class", settings.model_class]
+        if settings.agent_class is not None:
+            argv += ["--agent-class", settings.agent_class]
         argv += ["-t", str(seat.task["prompt"]), "-o", str(seat.folder / "traj.json")]
         for spec in specs:
             argv += ["-c", spec]
@@ -71,24 +79,21 @@ class MiniSweAgent:
 
 
 def from_config(config: Config) -> MiniSweAgent:
-    """The recipe with the settings of `harness.args`. Raises ConfigError for a name or setting that does not exist."""
-    harness = config.harness
-    if harness.use != NAME:
-        raise ConfigError(f"harness.use = {harness.use!r}: there is no such recipe; did you mean {NAME!r}?")
-    known = {"config": str, "model_class": str, "agent_class": str, "step_limit": int, "cost_limit": (int, float)}
-    args: dict[str, Any] = dict(harness.args)
-    for name, value in args.items():
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            raise ConfigError(f"harness.args.{name}: unknown; {NAME} takes {', '.join(close or known)}")
-        if not isinstance(value, known[name]) or isinstance(value, bool):  # type: ignore[arg-type]
-            raise ConfigError(f"harness.args.{name} = {value!r} has the wrong type")
-    yaml = args.get("config", "mini_textbased")
-    local = config.path(yaml)
+    """The recipe with the settings of `harness.args`. Raises ConfigError for a setting that does not exist."""
+    settings = arguments(config, NAME, Settings)
+    local = config.path(settings.config)
     if local.is_file():
-        args["config"] = str(local)
-    elif yaml.endswith(".yaml"):
+        return MiniSweAgent(settings, str(local))
+    if settings.config.endswith(".yaml"):
         raise ConfigError(f"harness.args.config: {local} does not exist")
-    else:
-        args["config"] = yaml
-    return MiniSweAgent(**args)
+    return MiniSweAgent(settings, settings.config)
+
+
+ENTRY = Entry(
+    name=NAME,
+    about="mini-SWE-agent, a small agent that works through bash",
+    dialects=("chat", "responses"),
+    install=Pip(("mini-swe-agent=={version}",), ("2.4.6",), own=False),
+    settings=Settings,
+    build=from_config,
+)
