@@ -36,6 +36,14 @@ class Fault(StrEnum):
     """The last logprob is no number."""
 
 
+FaultOf = Callable[[Ids, int], Fault | None]
+"""(prompt ids, number of the request from 0) → what goes wrong with it."""
+
+
+def _numbered(faults: Mapping[int, Fault]) -> FaultOf:
+    return lambda prompt, number: faults.get(number)
+
+
 @dataclass(slots=True)
 class _Request:
     started: bool = False
@@ -48,7 +56,7 @@ class FakeEngine:
     Without a script a reply has up to 32 ids below `vocab` and ends with `stop_id` where that fits `max_tokens`. A
     script's reply is sent as it is, cut at `max_tokens`; text is encoded and `stop_id` added. `token_delay_s` is slept
     before each token, so that pauses, aborts and version changes can fall in the middle of a reply. `faults` maps the
-    number of a request (from 0, in order of arrival) to what goes wrong with it.
+    number of a request (from 0, in order of arrival) to what goes wrong with it, or is a function that says it.
     """
 
     def __init__(
@@ -63,7 +71,7 @@ class FakeEngine:
         stop_id: int = 2,
         seed: int = 0,
         token_delay_s: float = 0.0,
-        faults: Mapping[int, Fault] | None = None,
+        faults: Mapping[int, Fault] | FaultOf | None = None,
     ) -> None:
         self._script = script
         self._encode = encode
@@ -74,7 +82,7 @@ class FakeEngine:
         self._stop_id = stop_id
         self._seed = seed
         self._token_delay_s = token_delay_s
-        self._faults = dict(faults or {})
+        self._fault_of: FaultOf = faults if callable(faults) else _numbered(faults or {})
         self._count = 0
         self._requests: dict[str, _Request] = {}
         self._paused: PauseMode | None = None
@@ -85,7 +93,7 @@ class FakeEngine:
         if self._closed:
             raise EngineUnavailable("the fake engine is closed")
         number, self._count = self._count, self._count + 1
-        fault = self._faults.get(number)
+        fault = self._fault_of(prompt, number)
         if len(prompt) >= self._context_tokens:
             raise ContextOverflow(len(prompt), self._context_tokens)
         if request_id in self._requests:
