@@ -84,13 +84,15 @@ class Npm:
 
     `package` is an npm specification in which `{version}` and `{platform}` (`linux-x64`, …) are replaced; `program` is
     a glob below `node_modules`, in which they are, too; `command` is the name that it has on `PATH`. `versions` are
-    those known to work, the one to install first.
+    those known to work, the one to install first. `variants` (`baseline` for a processor without AVX2, `musl`) are the
+    endings that its platforms have, in their order.
     """
 
     package: str
     program: str
     command: str
     versions: tuple[str, ...]
+    variants: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
