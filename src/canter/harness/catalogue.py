@@ -5,12 +5,15 @@ from __future__ import annotations
 import difflib
 
 from canter.errors import ConfigError
-from canter.harness import Entry, mini_swe_agent
+from canter.harness import Entry, claude_code, codex, mini_swe_agent, opencode
 
 ENTRIES: dict[str, Entry] = {
     entry.name: entry
     for entry in (
         mini_swe_agent.ENTRY,
+        codex.ENTRY,
+        claude_code.ENTRY,
+        opencode.ENTRY,
     )
 }  # fmt: skip
 
