@@ -11,9 +11,10 @@ from canter.gateway.attempts import Conversations
 from canter.gateway.auth import agent_of, identify
 from canter.gateway.calls import ModelCalls
 from canter.gateway.dialects import Dialect
-from canter.gateway.dialects.routes import BY_PATH
+from canter.gateway.dialects.routes import BY_PATH, COUNTS
 from canter.gateway.gate import Gate
 from canter.gateway.http import ClientGone, Receive, Reply, Request, Scope, Send
+from canter.gateway.models import anthropic_model, anthropic_models, openai_model, openai_models
 from canter.gateway.outage import Uptime
 from canter.gateway.problems import Shape, reply_to, status_and_kind
 from canter.gateway.redact import loggable
@@ -41,7 +42,8 @@ class App:
 
     def __init__(self, config: Config, store: Store, source: Source, timing: Timing, memory_bytes: int) -> None:
         self._store = store
-        self._model = config.model.name
+        self._models = tuple(dict.fromkeys((config.model.name, *config.model.aliases)))
+        self._max_tokens = config.sampling.max_tokens
         self._max_body_bytes = config.gateway.max_body_bytes
         self._timing = timing
         self._uptime = Uptime()
@@ -52,7 +54,7 @@ class App:
             source,
             gate,
             conversations,
-            models=(config.model.name, *config.model.aliases),
+            models=self._models,
             hold_s=config.engine.timeout_s,
         )
         self._api = Api(store, source, gate, conversations, self._uptime)
@@ -85,11 +87,13 @@ class App:
         dialect = BY_PATH.get(request.path)
         if dialect is not None:
             await self._model_call(request, key, dialect)
+        elif request.path in COUNTS:
+            await self._count(request, key, COUNTS[request.path])
         elif request.path.startswith("/api/"):
             await self._api_call(request, key)
         elif request.path == _MODELS or request.path.startswith(f"{_MODELS}/"):
             agent_of(key)
-            await request.reply(self._models(request))
+            await request.reply(self._list_models(request))
         else:
             raise no_route(request, ())
 
@@ -101,6 +105,12 @@ class App:
         boarding = await self.calls.board(ref, dialect, request.headers, raw)
         await carry(request, self.calls, dialect, boarding, self._timing)
 
+    async def _count(self, request: Request, key: Key, dialect: Dialect) -> None:
+        if request.method != "POST":
+            raise no_route(request, ("POST",))
+        tokens = await self.calls.count(agent_of(key), dialect, await self._body(request))
+        await request.reply(Reply.json({"input_tokens": tokens}))
+
     async def _api_call(self, request: Request, key: Key) -> None:
         route = find(request)
         route.check(key)
@@ -110,14 +120,17 @@ class App:
     async def _body(self, request: Request) -> bytes:
         return await request.body(limit=self._max_body_bytes, deadline_s=self._timing.body_s)
 
-    def _models(self, request: Request) -> Reply:
+    def _list_models(self, request: Request) -> Reply:
         if request.method != "GET":
             raise no_route(request, ("GET",))
-        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "canter"}
+        anthropic = _is_anthropic(request)
         if request.path == _MODELS:
-            return Reply.json({"object": "list", "data": [model]})
-        self.calls.check_model("/".join(request.segments()[2:]))
-        return Reply.json(model)
+            if anthropic:
+                return Reply.json(anthropic_models(self._models, self._max_tokens, request.query()))
+            return Reply.json(openai_models(self._models))
+        name = "/".join(request.segments()[2:])
+        self.calls.check_model(name)
+        return Reply.json(anthropic_model(name, self._max_tokens) if anthropic else openai_model(name))
 
     async def _tell(self, request: Request, key: Key | None, error: CanterError) -> None:
         """Answers with an error, and logs it. Once a stream has begun it is left without its end, so that the server
@@ -141,12 +154,20 @@ class App:
         if not request.started:
             if status not in (408, 431):  # those close the connection on the rest
                 await request.discard_body()
-            await request.reply(reply_to(error, _shape_of(request.path), request.id))
+            await request.reply(reply_to(error, _shape_of(request), request.id))
 
 
-def _shape_of(path: str) -> Shape:
-    """The shape of errors on a path."""
+def _shape_of(request: Request) -> Shape:
+    """The shape of errors for a request."""
+    path = request.path
     dialect = BY_PATH.get(path)
     if dialect is not None:
         return dialect.shape
-    return "openai" if path.startswith("/v1/") else "canter"
+    if not path.startswith("/v1/"):
+        return "canter"
+    return "anthropic" if path.startswith("/v1/messages/") or _is_anthropic(request) else "openai"
+
+
+def _is_anthropic(request: Request) -> bool:
+    """Whether a client of Anthropic's asks, on a path that both families have: those alone send this header."""
+    return b"anthropic-version" in request.headers

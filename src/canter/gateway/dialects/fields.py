@@ -43,13 +43,13 @@ def optional_string(body: Mapping[str, Any], name: str, *, at: str = "") -> str 
     return value
 
 
-def boolean(body: Mapping[str, Any], name: str) -> bool:
+def boolean(body: Mapping[str, Any], name: str, *, at: str = "") -> bool:
     """A boolean; absent and null are false."""
     value = body.get(name)
     if value is None:
         return False
     if not isinstance(value, bool):
-        raise wrong(name, "a boolean", value)
+        raise wrong(at + name, "a boolean", value)
     return value
 
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 from canter.gateway.dialects import Dialect
 from canter.gateway.dialects.chat import ChatCompletions
 from canter.gateway.dialects.completions import Completions
+from canter.gateway.dialects.messages import CountTokens, Messages
 
 BY_PATH: dict[str, Dialect] = {
     "/v1/chat/completions": ChatCompletions(),
     "/v1/completions": Completions(),
+    "/v1/messages": Messages(),
 }
 
 BY_NAME: dict[str, Dialect] = {dialect.name: dialect for dialect in BY_PATH.values()}
 """By the name that a recorded call carries."""
+
+COUNTS: dict[str, Dialect] = {"/v1/messages/count_tokens": CountTokens()}
+"""Paths that count the tokens of a request's prompt, and what they read."""
