@@ -105,8 +105,13 @@ class ModelCalls:
 
     @property
     def in_flight(self) -> int:
-        """Requests being answered, and results that wait for their client to come back."""
-        return len(self._flights)
+        """Requests being answered."""
+        return self._flights.waiting
+
+    @property
+    def engine_away(self) -> bool:
+        """Whether there is nothing to sample with at the moment."""
+        return self._source.away
 
     async def board(self, ref: AttemptRef, dialect: Dialect, headers: Mapping[bytes, bytes], raw: bytes) -> Boarding:
         """Starts to answer a request, or joins the same one. Raises `BadRequest`, or `HttpError` for a model that is

@@ -27,6 +27,7 @@ class _Slot:
     engine: Engine
     running: int = 0
     down_until: float = 0.0
+    lost: bool = False  # whether the last try to reach it failed
     context_tokens: int | None = None
 
 
@@ -57,11 +58,16 @@ class Engines:
         self._slots: dict[str, _Slot] = {}
         self._changed = asyncio.Condition()
 
+    @property
+    def away(self) -> bool:
+        """Whether none that is registered could be reached when it was last tried."""
+        return all(slot.lost for slot in self._slots.values())
+
     async def register(self, record: EngineRecord, key: str) -> None:
         """Adds an engine or refreshes it; with a new key it is connected to again."""
         known = self._slots.get(record.url)
         if known is not None and known.key == key:
-            known.record, known.down_until = record, 0.0
+            known.record, known.down_until, known.lost = record, 0.0, False
         else:
             self._slots[record.url] = _Slot(record, key, self._connect(record.url, key))
             await _close(known)
@@ -94,6 +100,7 @@ class Engines:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     generation = await slot.engine.generate(prompt, sampling, request_id=running.request_id)
+                slot.lost = False
                 if generation.finish_reason is FinishReason.ABORT and not running.aborted:
                     raise EngineError("it ended the generation although nobody had asked for that")
                 return generation
@@ -120,11 +127,12 @@ class Engines:
                 return slot.context_tokens
             try:
                 slot.context_tokens = (await slot.engine.health()).context_tokens
+                slot.lost = False
             except (EngineError, Unauthorized) as error:
                 self._lost(slot, error)
 
     def _lost(self, slot: _Slot, error: CanterError) -> None:
-        slot.down_until = asyncio.get_running_loop().time() + _DOWN_S
+        slot.down_until, slot.lost = asyncio.get_running_loop().time() + _DOWN_S, True
         logger.warning("engine %s cannot be reached, another one is used or waited for: %s", slot.record.url, error)
 
     async def _pick(self, deadline: float) -> _Slot:

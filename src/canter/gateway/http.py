@@ -202,6 +202,10 @@ class Request:
         )
         await self._send({"type": "http.response.body", "body": reply.body})
 
+    async def start_reply(self, length: int) -> None:
+        """Sends the head of a JSON reply of `length` bytes, which `write` then sends in parts."""
+        await self._start(200, JSON, (b"content-length", str(length).encode()))
+
     async def start_stream(self, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """Sends the head of an event stream."""
         await self._start(200, b"text/event-stream; charset=utf-8", (b"cache-control", b"no-cache"), *headers)

@@ -29,6 +29,7 @@ class UpstreamSource:
     def __init__(self, config: Config, engine: OpenAIEngine) -> None:
         self._config = config
         self._engine = engine
+        self.away = False
 
     async def sample(self, ticket: Ticket) -> Sampled:
         asked, conversation = ticket.asked, ticket.conversation
@@ -106,8 +107,11 @@ class UpstreamSource:
         failed = False
         while True:
             try:
-                return await self._engine.complete(route, body)
+                completion = await self._engine.complete(route, body)
+                self.away = False
+                return completion
             except EngineUnavailable as error:
+                self.away = True
                 if loop.time() + error.retry_after_s > deadline:
                     raise
                 await asyncio.sleep(min(1.0, error.retry_after_s))

@@ -44,6 +44,10 @@ class PolicySource:
         self._engines = engines
         self._prompts = Prompts(tokenizer)
 
+    @property
+    def away(self) -> bool:
+        return self._engines.away
+
     async def sample(self, ticket: Ticket) -> Sampled:
         asked, conversation = ticket.asked, ticket.conversation
         context_tokens = await self._context()

@@ -47,6 +47,11 @@ class Flights(Generic[T]):
     def __len__(self) -> int:
         return len(self._flights)
 
+    @property
+    def waiting(self) -> int:
+        """Flights that somebody waits for. What was never delivered is kept, but nobody waits for it."""
+        return sum(flight.waiting > 0 for flight in self._flights.values())
+
     def board(self, key: Hashable, start: Start, run: Callable[[Flight[T]], Coroutine[Any, Any, T]]) -> Flight[T]:
         """The flight for `key`: the one on its way or undelivered, else a new one that `run` answers as `start`.
         Pair with `delivered` or `leave`."""

@@ -62,6 +62,11 @@ class Sampled:
 class Source(Protocol):
     """Samples calls."""
 
+    @property
+    def away(self) -> bool:
+        """Whether no engine could be reached lately: calls wait for one."""
+        ...
+
     async def sample(self, ticket: Ticket) -> Sampled:
         """Raises `BadRequest` and `ContextOverflow` for what cannot be honoured, `EngineError` where sampling fails."""
         ...
