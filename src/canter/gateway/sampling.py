@@ -16,7 +16,8 @@ from canter.types import Ids, Sampling, Split
 REQUESTABLE = (
     "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "n", "logprobs",
     "top_logprobs", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "tool_choice",
-    "parallel_tool_calls", "response_format", "reasoning_effort", "echo", "suffix", "best_of",
+    "parallel_tool_calls", "response_format", "reasoning_effort", "echo", "suffix", "best_of", "max_output_tokens",
+    "max_tool_calls", "text", "reasoning", "truncation",
 )  # fmt: skip
 """Fields of a request that say how to sample."""
 
@@ -92,12 +93,28 @@ def effective(sampling: Sampling, asked: Mapping[str, Any]) -> dict[str, Any]:
     if sampling.stop:
         applied["stop"] = list(sampling.stop)
     ignored = [name for name in _NOT_ENFORCED if name in asked]
-    choice = asked.get("tool_choice")
-    if isinstance(choice, Mapping) or choice not in _NO_CHOICE:
+    if _has_format(asked.get("text")):
+        ignored.append("text")
+    if asked.get("truncation") == "auto":
+        ignored.append("truncation")
+    if _forces(asked.get("tool_choice")):
         ignored.append("tool_choice")
     if ignored:
         applied["not_enforced"] = ignored
     return applied
+
+
+def _has_format(text: object) -> bool:
+    """Whether Responses' `text` asks for anything but text."""
+    format_ = text.get("format") if isinstance(text, Mapping) else None
+    return isinstance(format_, Mapping) and format_.get("type") != "text"
+
+
+def _forces(choice: object) -> bool:
+    """Whether a `tool_choice` asks for more than a choice of tools, which the prompt honours."""
+    if isinstance(choice, Mapping):
+        return not (choice.get("type") == "allowed_tools" and choice.get("mode") == "auto")
+    return choice not in _NO_CHOICE
 
 
 def prompt_digest(prompt: Ids) -> bytes:

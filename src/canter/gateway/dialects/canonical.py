@@ -71,7 +71,7 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A finished reply. `logprobs` has one entry per sampled token where they were asked for; `stop` is the stop string
-    that ended it, if one did."""
+    that ended it, if one did; `reasoning_tokens` is what of the reply its reasoning takes, encoded by itself."""
 
     start: Start
     model: str
@@ -82,3 +82,4 @@ class Answer:
     completion_tokens: int
     logprobs: tuple[TokenLogprob, ...] | None = None
     stop: str | None = None
+    reasoning_tokens: int = 0

@@ -6,11 +6,13 @@ from canter.gateway.dialects import Dialect
 from canter.gateway.dialects.chat import ChatCompletions
 from canter.gateway.dialects.completions import Completions
 from canter.gateway.dialects.messages import CountTokens, Messages
+from canter.gateway.dialects.responses import Responses
 
 BY_PATH: dict[str, Dialect] = {
     "/v1/chat/completions": ChatCompletions(),
     "/v1/completions": Completions(),
     "/v1/messages": Messages(),
+    "/v1/responses": Responses(),
 }
 
 BY_NAME: dict[str, Dialect] = {dialect.name: dialect for dialect in BY_PATH.values()}
