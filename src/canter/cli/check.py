@@ -17,7 +17,7 @@ from canter.cli import options
 from canter.cli.trial import Seen, Trial, run_trial, scripted_model, trial_folder
 from canter.config import Config, load, resolve
 from canter.engine.scripted import FILES
-from canter.types import Call, Task
+from canter.types import Call, Outcome, Task
 
 TASK = Task(
     "check",
@@ -45,21 +45,21 @@ def command(target: str, settings: tuple[str, ...], timeout_s: float, keep: bool
     """
     config, task = configured(target, settings, timeout_s)
     parent = Path(tempfile.mkdtemp(prefix="canter-check-"))
-    good = False
+    worth_a_look = keep
     try:
         run = trial_folder(parent, "check", config)
         trial = asyncio.run(run_trial(config, run, task, scripted_model()))
         problems = trial.verdict()
-        good = not problems
+        worth_a_look = keep or bool(problems)
         if as_json:
             options.print_json(as_row(trial, problems))
         else:
             report(trial, target)
             conclude(trial, problems, keep)
     finally:
-        if good and not keep:
+        if not worth_a_look:
             shutil.rmtree(parent, ignore_errors=True)
-    return 0 if good else 1
+    return 1 if problems else 0
 
 
 def configured(target: str, settings: Sequence[str], timeout_s: float) -> tuple[Config, Task]:
@@ -136,7 +136,7 @@ def _request_cells(request: Seen, again: bool) -> Iterator[str]:
     yield f"{request.method} {request.path}"
     yield str(request.status or "none")
     if call is None:
-        yield from ("", "", "", "", request.refusal.decode("utf-8", "replace")[:60], "", "")
+        yield from ("", "", "", "", "refused" if request.status >= 400 else "", "", "")
     else:
         yield "yes" if body.get("stream") else "no"
         yield str(body.get("model", ""))
@@ -198,6 +198,10 @@ def next_steps(trial: Trial) -> Iterator[str]:
             "it never called the gateway: it must take its endpoint from OPENAI_BASE_URL or ANTHROPIC_BASE_URL and its "
             "key from OPENAI_API_KEY or ANTHROPIC_API_KEY (docs/harnesses.md)"
         )
+    if any(b"model_not_found" in request.refusal for request in trial.requests):
+        yield "it must ask for the model in CANTER_MODEL; names that it insists on can be listed in model.aliases"
+    if any(attempt.outcome is Outcome.TIMED_OUT for attempt in trial.attempts):
+        yield "if it was still at work, give it more time: --timeout SECONDS"
     if trial.untrained or trial.faults or any("unknown" in problem for problem in trial.verdict()):
         yield f"compare the calls: canter rollouts show {trial.run.path} {trial.rollout.id} --json"
     yield f"everything it left is in {trial.run.path}; remove the folder when you are done with it"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 
 from canter.errors import ConfigError
-from canter.harness import Entry, claude_code, codex, mini_swe_agent, opencode
+from canter.harness import Entry, agents_sdk, claude_code, codex, mini_swe_agent, opencode, openhands
 
 ENTRIES: dict[str, Entry] = {
     entry.name: entry
@@ -14,6 +14,8 @@ ENTRIES: dict[str, Entry] = {
         codex.ENTRY,
         claude_code.ENTRY,
         opencode.ENTRY,
+        openhands.ENTRY,
+        agents_sdk.ENTRY,
     )
 }  # fmt: skip
 
