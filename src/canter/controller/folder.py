@@ -4,6 +4,7 @@
     task.json                                   the public task
     work/  home/  tmp/                          working folder, HOME and TMPDIR of the harness
     stdin.txt                                   what its recipe lets it read from standard input, if anything
+    .git                                        a repository around the run folder ends here: it is not the task's
     stdout.txt  stderr.txt                      what it printed, cut in the middle if long
 <run>/control/attempts/<rollout>/<attempt>/     the keeper's record
     keeper.json  exit.json                      who keeps it, how it ended
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 LONGEST_NAME = 200
 STDIN_FILE = "stdin.txt"
+NO_REPOSITORY = "gitdir: none\n"
+"""What git and harnesses that look for a repository find above the working folder: one that is nowhere."""
 RECORD_BYTES = 64 * 1024
 LARGEST_PID = 2**22
 
@@ -131,6 +134,7 @@ def prepare(
 ) -> None:
     """Makes the folder: the recipe's files in `home/`, the task's and the run's in `work/`. Raises LaunchError."""
     make(folder)
+    (folder / ".git").write_text(NO_REPOSITORY, encoding="utf-8")
     for name, text in home.items():
         _inside(folder / "home", name).write_text(text, encoding="utf-8")
     if stdin:

@@ -58,6 +58,10 @@ _QUIET = {
 """What it says to its own service, and what nobody waits for in one rollout."""
 
 
+_MEMORY = ("CLAUDE.md", "CLAUDE.local.md", "AGENTS.md", ".claude/**")
+"""What it reads of a folder and of all above."""
+
+
 class Settings(Installed):
     """`harness.args`; unset ones are left to Claude Code."""
 
@@ -95,10 +99,8 @@ class ClaudeCode:
         return {}
 
     def files(self, seat: Seat) -> Mapping[str, str]:
-        # memory files of the folders around the run folder are not the task's
-        above = [str(parent / name) for parent in seat.work.parents for name in ("CLAUDE.md", "CLAUDE.local.md")]
-        rules = [str(parent / ".claude" / "**") for parent in seat.work.parents if parent != seat.folder]
-        settings = {"claudeMdExcludes": [*above, *rules]}
+        # it looks up to the root, and what lies around the run folder is not the task's
+        settings = {"claudeMdExcludes": [str(parent / name) for parent in seat.work.parents for name in _MEMORY]}
         files = {".claude/settings.json": json.dumps(settings, indent=2) + "\n"}
         if self.user_settings is not None:
             files[".claude/recipe.json"] = self.user_settings
@@ -125,7 +127,6 @@ class ClaudeCode:
 
     def _env(self, seat: Seat) -> dict[str, str]:
         env = {**dict.fromkeys(_MODELS, seat.model), **_ALWAYS, **(_QUIET if self.settings.quiet else {})}
-        env["GIT_CEILING_DIRECTORIES"] = str(seat.folder)  # a repository around the run folder is not the task's
         env["CLAUDE_CONFIG_DIR"] = str(seat.folder / "home" / ".claude")
         env["API_TIMEOUT_MS"] = str(math.ceil(self.timeout_s * 1000))
         env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(self.max_tokens)

@@ -78,10 +78,7 @@ class Codex:
         argv = [str(self.executable), "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
         for pair in self.settings.config:
             argv += ["-c", pair]
-        env = {
-            "CODEX_HOME": str(seat.folder / "home" / ".codex"),
-            "GIT_CEILING_DIRECTORIES": str(seat.folder),  # a repository around the run folder is not the task's
-        }
+        env = {"CODEX_HOME": str(seat.folder / "home" / ".codex")}
         return Program(argv=(*argv, "--json", "-"), env=env, stdin=str(seat.task["prompt"]))
 
     def _config(self, seat: Seat) -> Iterator[str]:
@@ -97,7 +94,6 @@ class Codex:
             yield f"model_auto_compact_token_limit = {compact_at(self.context_tokens, self.max_tokens)}"
         yield "check_for_update_on_startup = false"
         yield 'web_search = "disabled"'
-        yield "project_root_markers = []"  # no AGENTS.md of a repository around the run folder
         for table in ("analytics", "feedback"):
             yield f"[{table}]"
             yield "enabled = false"

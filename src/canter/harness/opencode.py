@@ -32,9 +32,16 @@ _ENVIRONMENT = {
     "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
     "OPENCODE_DISABLE_EMBEDDED_WEB_UI": "1",
     "OPENCODE_DISABLE_TERMINAL_TITLE": "1",
-    # nor configuration and AGENTS.md of the folders around the run folder: it looks up to the root
+    # it looks up to the root for configuration and AGENTS.md, and what lies around the run folder is not the task's
     "OPENCODE_DISABLE_PROJECT_CONFIG": "1",
 }
+
+_FOLDER = ".config/opencode/"
+_NO_PLUGINS = {
+    _FOLDER + "node_modules/.keep": "",
+    _FOLDER + "package-lock.json": '{"packages": {"": {"dependencies": {"@opencode-ai/plugin": "*"}}}}\n',
+}
+"""It takes what plugins of its own would be made with for installed, and does not fetch it from npm."""
 
 
 class Settings(Installed):
@@ -57,14 +64,13 @@ class OpenCode:
         return {}
 
     def files(self, seat: Seat) -> Mapping[str, str]:
-        return {".config/opencode/opencode.json": json.dumps(self._config(seat), indent=2) + "\n"}
+        return {_FOLDER + "opencode.json": json.dumps(self._config(seat), indent=2) + "\n", **_NO_PLUGINS}
 
     def program(self, seat: Seat) -> Program:
         argv = [str(self.executable), "run", "--format", "json", "--model", f"{PROVIDER}/{seat.model}"]
         if self.settings.agent is not None:
             argv += ["--agent", self.settings.agent]
-        env = {**_ENVIRONMENT, "GIT_CEILING_DIRECTORIES": str(seat.folder)}
-        return Program(argv=tuple(argv), env=env, stdin=str(seat.task["prompt"]))
+        return Program(argv=tuple(argv), env=_ENVIRONMENT, stdin=str(seat.task["prompt"]))
 
     def _config(self, seat: Seat) -> dict[str, Any]:
         limit = {"context": self.context_tokens or UNBOUNDED, "output": self.max_tokens}
@@ -87,6 +93,7 @@ class OpenCode:
             "small_model": model,
             "enabled_providers": [PROVIDER],
             "provider": {PROVIDER: provider},
+            "instructions": [str(seat.work / "AGENTS.md")],  # the task's own, if it has one
             "permission": {"*": "allow"},
             "autoupdate": False,
             "share": "disabled",
