@@ -224,7 +224,7 @@ async def test_a_task_file_outside_the_working_folder_is_refused(tmp_path: Path)
         await run.add("r", input={"files": {"../evil": "x"}})
         rollout = await run.done("r")
         assert rollout.reason is Reason.SPAWN_ERROR
-        assert "'../evil' is no path inside the attempt's work folder" in rollout.message
+        assert "'../evil' is no path inside the working folder" in rollout.message
 
 
 async def test_a_lost_attempt_is_followed_by_another_after_its_delay(tmp_path: Path) -> None:
