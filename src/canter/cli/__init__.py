@@ -26,7 +26,7 @@ COMMANDS = {
         "canter.cli.samples",
         "Build the training samples of a run and report what was trained and what dropped.",
     ),
-    "harness": ("canter.cli.harness", "List the harnesses that have a recipe, or install one."),
+    "harness": ("canter.cli.harness", "List the harnesses that have a recipe, install one, or check one."),
     "doctor": ("canter.cli.doctor", "Check this machine: versions, cores, memory, disk, what each part still needs."),
 }
 

@@ -7,17 +7,18 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from canter.cli import options
-from canter.cli.trial import Seen, Trial, run_trial, scripted_model, trial_folder
 from canter.config import Config, load, resolve
-from canter.engine.scripted import FILES
 from canter.types import Call, Outcome, Task
+
+if TYPE_CHECKING:
+    from canter.cli.trial import Seen, Trial
 
 TASK = Task(
     "check",
@@ -43,6 +44,8 @@ def command(target: str, settings: tuple[str, ...], timeout_s: float, keep: bool
     Exit code 0 if the harness finished, every fork of its conversation has a known cause, and every sampled token of
     the calls that train is trained exactly once.
     """
+    from canter.cli.trial import run_trial, scripted_model, trial_folder
+
     config, task = configured(target, settings, timeout_s)
     parent = Path(tempfile.mkdtemp(prefix="canter-check-"))
     worth_a_look = keep
@@ -112,8 +115,8 @@ def report(trial: Trial, name: str) -> None:
     tokens = trial.batch.report.tokens
     click.echo(f"forks: {forks}")
     click.echo(f"sampled tokens: {tokens.sampled}, trained: {tokens.trained}, not trained: {_lost(trial) or 'none'}")
-    made = [name for name in FILES if (trial.folder / "work" / name).is_file()]
-    click.echo(f"commands executed: {len(made)} of {len(FILES)}" + ("" if made else " (no file of them in work/)"))
+    made = f"{len(trial.made)} of {len(trial.expected)}"
+    click.echo(f"commands executed: {made}" + ("" if trial.made else " (no file of them in work/)"))
     for attempt in trial.attempts:
         code = "" if attempt.exit_code is None else f", exit code {attempt.exit_code}"
         click.echo(f"{name}: {attempt.outcome}{code}, {trial.wall_s:.1f} s in all")
@@ -227,7 +230,7 @@ def as_row(trial: Trial, problems: Sequence[str]) -> dict[str, Any]:
             for s in trial.batch.samples
         ],
         "report": trial.batch.report.to_json(),
-        "files": [name for name in FILES if (trial.folder / "work" / name).is_file()],
+        "files": list(trial.made),
     }
 
 

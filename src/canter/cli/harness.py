@@ -1,4 +1,4 @@
-"""`canter harness`: which harnesses have a recipe, and putting them on this machine."""
+"""`canter harness`: which harnesses have a recipe, putting them on this machine, and checking one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from canter.cli import options
+from canter.cli import check, options
 from canter.harness import Entry
 from canter.harness.catalogue import ENTRIES, entry
 from canter.harness.install import install
@@ -31,6 +31,9 @@ def list_(as_json: bool) -> None:
         click.echo(f"    speaks {', '.join(row['dialects'])}; known to work: {', '.join(row['known'])}")
         missing = f"not installed: canter harness install {row['name']}"
         click.echo(f"    {'installed: ' + ', '.join(row['installed']) if row['installed'] else missing}")
+
+
+command.add_command(check.command)
 
 
 @command.command("install")

@@ -21,7 +21,7 @@ from canter.client import Client
 from canter.config import Config
 from canter.controller.loop import run_controller
 from canter.engine import Engine
-from canter.engine.scripted import scripted_engine
+from canter.engine.scripted import FILES, SUB_FILE, scripted_engine
 from canter.gateway.app import create_app
 from canter.gateway.engines import Engines
 from canter.gateway.http import Receive, Scope, Send
@@ -153,6 +153,16 @@ class Trial:
     def folder(self) -> Path:
         """The last attempt's."""
         return self.run.attempts / ROLLOUT / str(max(1, self.rollout.attempt))
+
+    @property
+    def expected(self) -> tuple[str, ...]:
+        """The files that the commands of the scripted policy make."""
+        return FILES
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        """Those that lie in the working folder: which commands were really executed."""
+        return tuple(name for name in (*FILES, SUB_FILE) if (self.folder / "work" / name).is_file())
 
     @property
     def forks(self) -> list[tuple[Call, ForkCause]]:
