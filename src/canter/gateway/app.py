@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from canter.config import Config
-from canter.errors import CanterError, Forbidden, Refused, StoreError
+from canter.errors import BadRequest, CanterError, Forbidden, Refused, StoreError
 from canter.gateway.api import Api
 from canter.gateway.attempts import Conversations
 from canter.gateway.auth import agent_of, identify
@@ -26,6 +26,7 @@ from canter.store import Key, Store
 logger = logging.getLogger(__name__)
 
 _MODELS = "/v1/models"
+_RESPONSES = "/v1/responses/"
 _ALIVE = frozenset({("HEAD", "/"), ("GET", "/"), ("GET", "/healthz"), ("HEAD", "/healthz"), ("HEAD", "/api/hello")})
 
 
@@ -56,6 +57,7 @@ class App:
             conversations,
             models=self._models,
             hold_s=config.engine.timeout_s,
+            max_body_bytes=config.gateway.max_body_bytes,
         )
         self._api = Api(store, source, gate, conversations, self._uptime)
 
@@ -89,6 +91,8 @@ class App:
             await self._model_call(request, key, dialect)
         elif request.path in COUNTS:
             await self._count(request, key, COUNTS[request.path])
+        elif request.path.startswith(_RESPONSES):
+            await self._stored(request, key)
         elif request.path.startswith("/api/"):
             await self._api_call(request, key)
         elif request.path == _MODELS or request.path.startswith(f"{_MODELS}/"):
@@ -109,7 +113,17 @@ class App:
         if request.method != "POST":
             raise no_route(request, ("POST",))
         tokens = await self.calls.count(agent_of(key), dialect, await self._body(request))
-        await request.reply(Reply.json({"input_tokens": tokens}))
+        told = {"object": "response.input_tokens"} if dialect.name == "responses" else {}
+        await request.reply(Reply.json({**told, "input_tokens": tokens}))
+
+    async def _stored(self, request: Request, key: Key) -> None:
+        """A response that was given before, to the attempt that got it."""
+        segments = request.segments()[2:]
+        if len(segments) != 1 or request.method != "GET":
+            raise no_route(request, ("GET",) if len(segments) == 1 else ())
+        if request.query().get("stream", ["false"])[-1] != "false":
+            raise BadRequest("stream is not supported here: a stored response is sent whole", param="stream")
+        await request.reply(Reply(200, await self.calls.stored(agent_of(key), segments[0])))
 
     async def _api_call(self, request: Request, key: Key) -> None:
         route = find(request)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from canter.gateway.auth import AttemptRef
+from canter.gateway.continuation import Answered, complete_recorded
 from canter.gateway.delta import Recent
 from canter.store import Store
 from canter.tokens.tree import Tree
@@ -24,16 +25,18 @@ _EMPTY_BYTES = 4096  # of a conversation's own objects, roughly
 class Conversation:
     """The calls of one attempt.
 
-    `tree` finds the parent of a list of messages, `recent` that of a prompt that comes as ids; `prompts` counts how
-    often each prompt was sent (see `sampling.call_seed`); `tools_seen` says whether any call has offered tools. `users`
-    counts the calls in flight; `held_bytes` is roughly what is held, `counted_bytes` what of it `Conversations` has
-    counted. `planning` is held by whoever reads or changes `tree` and `recent`: a long prompt is planned in a thread.
+    `tree` finds the parent of a list of messages, `recent` that of a prompt that comes as ids; `answered` are replies
+    that a request may refer to by id; `prompts` counts how often each prompt was sent (see `sampling.call_seed`);
+    `tools_seen` says whether any call has offered tools. `users` counts the calls in flight; `held_bytes` is roughly
+    what is held beside `answered`, `counted_bytes` what of it all `Conversations` has counted. `planning` is held by
+    whoever reads or changes `tree` and `recent`: a long prompt is planned in a thread.
     """
 
     ref: AttemptRef
     seed: int
     split: Split
     recent: Recent
+    answered: Answered = field(default_factory=Answered)
     tree: Tree | None = None
     next_ordinal: int = 0
     tools_seen: bool = False
@@ -98,10 +101,11 @@ class Conversations:
 
     async def _load(self, ref: AttemptRef) -> Conversation:
         rollout = await self._store.rollout(ref.rollout_id)
-        conversation = Conversation(ref, rollout.seed, rollout.split, Recent(), self._make_tree())
+        conversation = Conversation(ref, rollout.seed, rollout.split, Recent(), tree=self._make_tree())
         calls = await self._store.calls([ref.rollout_id], attempt=ref.number)
         if calls:
-            self._recall(conversation, [(call, await self._store.bodies(call.id)) for call in calls])
+            recorded = [(call, await self._store.bodies(call.id)) for call in calls]
+            self._recall(conversation, complete_recorded(recorded, conversation.answered))
             conversation.next_ordinal = max(call.ordinal for call in calls) + 1
             logger.info("attempt %s: read %d calls back from the store", ref, len(calls))
         return conversation
@@ -115,8 +119,9 @@ class Conversations:
                 self._drop(ref, future.result())
 
     def _count(self, conversation: Conversation) -> None:
-        self._held_bytes += conversation.held_bytes - conversation.counted_bytes
-        conversation.counted_bytes = conversation.held_bytes
+        held_bytes = conversation.held_bytes + conversation.answered.size
+        self._held_bytes += held_bytes - conversation.counted_bytes
+        conversation.counted_bytes = held_bytes
 
     def _drop(self, ref: AttemptRef, conversation: Conversation) -> None:
         self._held_bytes -= conversation.counted_bytes

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
 
-from canter.errors import CanterError, EngineError
+from canter.errors import CanterError, EngineError, NotFound
 from canter.gateway.attempts import Conversations
 from canter.gateway.auth import AttemptRef
+from canter.gateway.continuation import refers_back
 from canter.gateway.dialects import Dialect
 from canter.gateway.dialects.canonical import Asked, Chat, Start
+from canter.gateway.dialects.responses import Responses
 from canter.gateway.engines import Running
 from canter.gateway.gate import Gate
 from canter.gateway.http import HttpError, json_object, new_id
@@ -39,6 +41,8 @@ from canter.types import (
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _LARGE_BYTES = 2**20
 """Requests from so many bytes on are read in a thread: about 20 ms of work."""
 
@@ -52,15 +56,23 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class _Read:
+    """A request, read and complete, its digest, and how many bytes of JSON it took."""
+
+    asked: Asked
+    digest: bytes
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Incoming:
-    """A request that is to be answered. `headers` have lower-case names."""
+    """A request that is to be answered. `headers` have lower-case names; `raw` is the request as it came."""
 
     ref: AttemptRef
     dialect: Dialect
     headers: Mapping[bytes, bytes]
-    asked: Asked
-    digest: bytes
     raw: bytes
+    read: _Read
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +88,15 @@ class Boarding:
         return self.flight.start
 
 
-def _read(dialect: Dialect, raw: bytes) -> tuple[Asked, bytes]:
+def _parse(dialect: Dialect, body: Mapping[str, Any]) -> tuple[Asked, bytes]:
     """A request, and its digest."""
-    asked = dialect.parse(json_object(raw))
+    asked = dialect.parse(body)
     return asked, request_digest(asked)
+
+
+async def _aside(size: int, work: Callable[..., T], *arguments: Any) -> T:
+    """Work on `size` bytes, in a thread where that takes long."""
+    return work(*arguments) if size < _LARGE_BYTES else await asyncio.to_thread(work, *arguments)
 
 
 class ModelCalls:
@@ -94,6 +111,7 @@ class ModelCalls:
         *,
         models: Sequence[str],
         hold_s: float,
+        max_body_bytes: int,
     ) -> None:
         self._store = store
         self._source = source
@@ -101,6 +119,7 @@ class ModelCalls:
         self._conversations = conversations
         self._models = models
         self._hold_s = hold_s
+        self._max_body_bytes = max_body_bytes
         self._flights: Flights[Finished] = Flights()
 
     @property
@@ -116,17 +135,24 @@ class ModelCalls:
     async def board(self, ref: AttemptRef, dialect: Dialect, headers: Mapping[bytes, bytes], raw: bytes) -> Boarding:
         """Starts to answer a request, or joins the same one. Raises `BadRequest`, or `HttpError` for a model that is
         not here, before anything is sampled."""
-        asked, digest = await self._read(dialect, raw)
-        incoming = Incoming(ref, dialect, headers, asked, digest, raw)
+        read = await self._read(ref, dialect, raw)
+        incoming = Incoming(ref, dialect, headers, raw, read)
         start = Start(new_id(dialect.id_prefix), int(time.time()))
-        flight = self._flights.board((ref, digest), start, lambda flight: self._answer(incoming, flight))
-        return Boarding(asked, (ref, digest), flight)
+        flight = self._flights.board((ref, read.digest), start, lambda flight: self._answer(incoming, flight))
+        return Boarding(read.asked, (ref, read.digest), flight)
 
     async def count(self, ref: AttemptRef, dialect: Dialect, raw: bytes) -> int:
         """Tokens of the prompt that the engine would see for a request now; nothing is sampled or recorded."""
-        asked, _ = await self._read(dialect, raw)
+        read = await self._read(ref, dialect, raw)
         async with self._conversations.use(ref) as conversation:
-            return await self._source.count(asked, conversation, len(raw))
+            return await self._source.count(read.asked, conversation, read.size)
+
+    async def stored(self, ref: AttemptRef, response_id: str) -> bytes:
+        """The JSON of a reply that an attempt may refer to by its id. Raises `NotFound`."""
+        async with self._conversations.use(ref) as conversation:
+            if response_id not in conversation.answered:
+                raise NotFound(f"Response with id {response_id[:80]!r} not found.")
+        return (await self._store.bodies(response_id)).reply
 
     def delivered(self, boarding: Boarding) -> None:
         self._flights.delivered(boarding.key, boarding.flight)
@@ -143,16 +169,21 @@ class ModelCalls:
     async def close(self) -> None:
         await self._flights.close()
 
-    async def _read(self, dialect: Dialect, raw: bytes) -> tuple[Asked, bytes]:
-        if len(raw) < _LARGE_BYTES:
-            asked, digest = _read(dialect, raw)
-        else:
-            asked, digest = await asyncio.to_thread(_read, dialect, raw)
+    async def _read(self, ref: AttemptRef, dialect: Dialect, raw: bytes) -> _Read:
+        size = len(raw)
+        body = await _aside(size, json_object, raw)
+        if refers_back(dialect.name, body):
+            async with self._conversations.use(ref) as conversation:
+                body, more = await conversation.answered.complete(
+                    body, self._store.bodies, max_bytes=self._max_body_bytes
+                )
+            size += more
+        asked, digest = await _aside(size, _parse, dialect, body)
         self.check_model(asked.model)
-        return asked, digest
+        return _Read(asked, digest, size)
 
     async def _answer(self, incoming: Incoming, flight: Flight[Finished]) -> Finished:
-        ref, raw, asked = incoming.ref, incoming.raw, incoming.asked
+        ref, raw, asked = incoming.ref, incoming.raw, incoming.read.asked
         async with self._conversations.use(ref) as conversation:
             running = Running(flight.start.id)
             flight.abort = running.abort
@@ -161,8 +192,8 @@ class ModelCalls:
                 conversation.take_ordinal(),
                 time.time(),
                 asked,
-                incoming.digest,
-                len(raw),
+                incoming.read.digest,
+                incoming.read.size,
                 incoming.dialect,
                 conversation,
                 running,
@@ -181,6 +212,8 @@ class ModelCalls:
             if call.status is CallStatus.OK:
                 async with conversation.planning:
                     sampled.remember()
+                if asked.dialect == Responses.name:
+                    conversation.answered.add(call.id, asked.body, sampled.reply)
             if call.untrainable is not None:
                 logger.warning("call %s of attempt %s will not be trained: %s", call.id, ref, call.untrainable)
             return Finished(sampled.reply, body)

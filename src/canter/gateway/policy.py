@@ -122,6 +122,7 @@ class PolicySource:
             completion_tokens=len(generation.ids),
             logprobs=self._logprobs(generation) if asked.logprobs else None,
             stop=stop,
+            reasoning_tokens=self._reasoning_tokens(message, generation),
         )
         plan = place if isinstance(place, Plan) else None
         return Sampled(
@@ -151,6 +152,9 @@ class PolicySource:
         calls = tuple(ToolCall(new_tool_call_id(prefix), name, arguments) for name, arguments in parsed.tool_calls)
         message = Message("assistant", cut_text(parsed.content, asked.stop), reasoning=reasoning, tool_calls=calls)
         return message, stop
+
+    def _reasoning_tokens(self, message: Message, generation: Generation) -> int:
+        return min(len(self._tokenizer.encode(message.reasoning or "")), len(generation.ids))
 
     def _logprobs(self, generation: Generation) -> tuple[TokenLogprob, ...]:
         entries = []

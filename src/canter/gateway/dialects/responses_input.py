@@ -95,15 +95,12 @@ def items_of(body: Mapping[str, Any]) -> list[Any]:
     return value or []
 
 
-def item_type(item: Mapping[str, Any], at: str) -> str:
-    """The type of an item, also where it need not be said."""
+def is_reference(item: object) -> bool:
+    """Whether an item only names another one, by its id."""
+    if not isinstance(item, Mapping):
+        return False
     type_ = item.get("type")
-    if type_ is None:
-        if item.get("role") is not None:
-            return "message"
-        if isinstance(item.get("id"), str):
-            return "item_reference"
-    return fields.string(item, "type", at=at)
+    return type_ == "item_reference" or (type_ is None and item.get("role") is None and isinstance(item.get("id"), str))
 
 
 def set_aside(items: Sequence[Any]) -> set[str]:
@@ -119,7 +116,7 @@ def read_items(items: Sequence[Any], at: str = "input") -> tuple[Message, ...]:
         where = f"{at}[{i}]."
         if not isinstance(item, Mapping):
             raise fields.wrong(where[:-1], "an object", item)
-        _read(builder, item, item_type(item, where), where)
+        _read(builder, item, _type_of(item, where), where)
     return arrange(list(builder.messages()))
 
 
@@ -179,6 +176,15 @@ class _Builder:
     def messages(self) -> Iterator[Message]:
         for part in self._done:
             yield part.message() if isinstance(part, _Turn) else part
+
+
+def _type_of(item: Mapping[str, Any], at: str) -> str:
+    """The type of an item, also where it need not be said."""
+    if is_reference(item):
+        return "item_reference"
+    if item.get("type") is None and item.get("role") is not None:
+        return "message"
+    return fields.string(item, "type", at=at)
 
 
 def _read(builder: _Builder, item: Mapping[str, Any], type_: str, at: str) -> None:

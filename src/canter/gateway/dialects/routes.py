@@ -18,5 +18,8 @@ BY_PATH: dict[str, Dialect] = {
 BY_NAME: dict[str, Dialect] = {dialect.name: dialect for dialect in BY_PATH.values()}
 """By the name that a recorded call carries."""
 
-COUNTS: dict[str, Dialect] = {"/v1/messages/count_tokens": CountTokens()}
+COUNTS: dict[str, Dialect] = {
+    "/v1/messages/count_tokens": CountTokens(),
+    "/v1/responses/input_tokens": BY_PATH["/v1/responses"],
+}
 """Paths that count the tokens of a request's prompt, and what they read."""
