@@ -44,13 +44,16 @@ class RawClient:
                 data += part
         return data
 
-    async def read_all(self, *, seconds: float = 10) -> bytes:
+    async def read_reply(self) -> tuple[bytes, bytes]:
+        """Head and body of a reply that says its length."""
+        head, _, body = (await self.read_until(b"\r\n\r\n")).partition(b"\r\n\r\n")
+        length = re.search(rb"\r\ncontent-length: (\d+)", head)
+        assert length is not None, head
         loop = asyncio.get_running_loop()
-        data = b""
-        async with asyncio.timeout(seconds):
-            while part := await loop.sock_recv(self.sock, 65536):
-                data += part
-        return data
+        while len(body) < int(length[1]):
+            async with asyncio.timeout(10):
+                body += await loop.sock_recv(self.sock, 4096)
+        return head, body
 
     def hang_up(self, *, reset: bool = False) -> None:
         if reset:
