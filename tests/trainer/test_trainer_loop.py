@@ -219,3 +219,23 @@ async def test_evaluation_goes_the_same_way_before_and_after(make_world: MakeWor
     assert {calls[r.id].versions[0].version for r in found if "before" in r.id} == {0}
     assert {calls[r.id].versions[0].version for r in found if "after" in r.id} == {STEPS}
     assert [r.seed for r in found[:4]] == [r.seed for r in found[4:]]
+
+
+async def test_calls_whose_label_does_not_train_are_left_out_and_counted(make_world: MakeWorld, tmp_path: Path) -> None:
+    world = make_world()
+    world.side_calls = True
+    config = tiny_config(*SETTINGS, 'harness.train_labels=["main"]')
+    result, backend = await run(world, tmp_path / "run", config)
+    assert len(backend.lineage) == STEPS * 6
+    assert all(call.endswith("-c0") for call in backend.lineage)
+    for row in result.rows:
+        assert row["untrained_calls"] == {"label_excluded": 6}
+        assert row["sampled_tokens"] == 2 * row["trained_tokens"] == 48
+
+
+async def test_every_call_of_a_function_of_the_users_trains(make_world: MakeWorld, tmp_path: Path) -> None:
+    world = make_world()
+    world.side_calls = True
+    result, backend = await run(world, tmp_path / "run", tiny_config(*SETTINGS))
+    assert len(backend.lineage) == STEPS * 12
+    assert all(row["untrained_calls"] == {} for row in result.rows)

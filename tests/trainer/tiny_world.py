@@ -201,13 +201,15 @@ def low_tokens(rollout: Rollout, ids: Ids) -> float:
 
 class TinyWorld:
     """What outlives a trainer: the store and the controller. `engine` is the current trainer's; `untrainable` is why
-    its calls cannot be trained."""
+    its calls cannot be trained. With `side_calls` every rollout also makes a call labelled `title`, with a prompt of
+    its own."""
 
     def __init__(self, judge: Judge = low_tokens) -> None:
         self.store = MemoryStore()
         self.engine = TinyEngine()
         self.judge = judge
         self.untrainable: Reason | None = None
+        self.side_calls = False
         self._task = asyncio.create_task(self._control())
         self._running: set[asyncio.Task[None]] = set()
 
@@ -236,6 +238,10 @@ class TinyWorld:
             return
         call = replace(_call(rollout, prompt, generation), untrainable=self.untrainable)
         await self.store.append_call(call, CallBodies(b"{}", b"{}"))
+        if self.side_calls:
+            side = _call(rollout, as_ids([2, *prompt]), await self._generate(as_ids([2, *prompt]), rollout))
+            title = replace(side, id=f"{rollout.id}-c1", ordinal=1, label="title")
+            await self.store.append_call(title, CallBodies(b"{}", b"{}"))
         if isinstance(outcome, Reason):
             await self.store.end_attempt(rollout_id, 1, Outcome.EXITED, reason=outcome, message="scripted")
             return

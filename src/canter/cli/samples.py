@@ -55,7 +55,7 @@ async def build_all(store: Store, config: Config, step: int | None) -> dict[int,
         if step is None or step == number:
             done = [r for r in rollouts if r.state.terminal]  # the others belong to the step in progress
             calls = await store.calls([r.id for r in done])
-            found[number] = (build_batch(done, calls, config.trainer), calls)
+            found[number] = (build_batch(done, calls, config), calls)
     return found
 
 

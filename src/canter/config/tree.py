@@ -66,7 +66,7 @@ class HarnessConfig(Section):
     """Modules that the launcher imports before it forks."""
     env: dict[str, str] = {}
     """Environment variables added to the harness's."""
-    train_labels: list[str] | None = None
+    train_labels: list[str] | None = Field(default=None, min_length=1)
     """Labels of the calls that train (`docs/harnesses.md`); default: those that the recipe names,
     and all for a command or function."""""
     pass_env: list[str] = []

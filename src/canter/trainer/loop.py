@@ -35,6 +35,7 @@ from canter.config import Config
 from canter.config.tree import TrainerConfig
 from canter.engine import Engine
 from canter.errors import CheckpointError
+from canter.harness import train_labels
 from canter.runs import RunFolder
 from canter.samples import Batch, build
 from canter.trainer.backend import Backend
@@ -94,7 +95,7 @@ async def train(
             clock = Clock()
             for step in range(done + 1, settings.steps + 1):
                 rollouts = await collector.collect(step_rollouts(config, order, step), f"step {step}")
-                batch = build_batch(rollouts, await client.calls([r.id for r in rollouts]), settings)
+                batch = build_batch(rollouts, await client.calls([r.id for r in rollouts]), config)
                 check_batch(batch.report, settings.max_invalid, f"step {step}")
                 clock.lap("collect_s")
                 learned = await in_thread(partial(update, backend, batch, settings))
@@ -144,14 +145,17 @@ def restore(backend: Backend, checkpoints: Checkpoints, expected: Mapping[str, A
     return checkpoint.step
 
 
-def build_batch(rollouts: Sequence[Rollout], calls: Sequence[Call], settings: TrainerConfig) -> Batch:
-    """Samples with masks, weights and advantages, and the account of what was left out."""
+def build_batch(rollouts: Sequence[Rollout], calls: Sequence[Call], config: Config) -> Batch:
+    """Samples with masks, weights and advantages of the calls whose labels train, and the account of what was left
+    out."""
+    settings = config.trainer
     return build(
         rollouts,
         calls,
         advantage=settings.advantage,
         normalise=settings.normalise,
         keep_flat_groups=settings.keep_flat_groups,
+        labels=train_labels(config),
     )
 
 
