@@ -17,10 +17,11 @@ from typing import Any
 
 from canter import __version__
 from canter.config import Config, to_toml
+from canter.harness import Entry, Pip
+from canter.harness.arguments import arguments
+from canter.harness.catalogue import entry
+from canter.harness.installed import Installed, distribution, mark_of, program
 from canter.runs import RunFolder, write_atomically
-
-HARNESS_PACKAGES = {"mini-swe-agent": "mini-swe-agent"}
-"""Recipe → the distribution whose version and files are the harness."""
 
 
 def save_settings(run: RunFolder, config: Config) -> None:
@@ -52,18 +53,37 @@ def harness(config: Config) -> dict[str, Any]:
     files = {
         source: file_hash(config.path(source)) for source in settings.files.values() if config.path(source).is_file()
     }
-    for value in settings.args.values():
-        if isinstance(value, str) and config.path(value).is_file():
+    for setting, value in settings.args.items():
+        if setting != "path" and isinstance(value, str) and config.path(value).is_file():
             files[value] = file_hash(config.path(value))
-    found: dict[str, Any] = {"name": name, "files": files}
-    if package := HARNESS_PACKAGES.get(name):
-        try:
-            distribution = metadata.distribution(package)
-        except metadata.PackageNotFoundError:
-            return {**found, "version": None}
-        record = distribution.read_text("RECORD") or ""
-        found |= {"version": distribution.version, "sha256": hashlib.sha256(record.encode()).hexdigest()}
-    return found
+    return {"name": name, "files": files, **(identity(config, entry(settings.use)) if settings.use else {})}
+
+
+def identity(config: Config, one: Entry) -> dict[str, Any]:
+    """Version and hash of the program that `harness.use` starts, and what was installed with it.
+
+    The version of a program that `canter harness install` has not put there is not known (None), its hash is.
+    """
+    if isinstance(one.install, Pip) and not one.install.own:
+        return _distribution(distribution(one.install))
+    settings = arguments(config, one.name, one.settings)
+    assert isinstance(settings, Installed)
+    found = program(config, one, settings)
+    mark = mark_of(found)
+    if isinstance(one.install, Pip) and not mark:
+        return _distribution(distribution(one.install)) | {"program": str(found)}
+    hashes = {} if isinstance(one.install, Pip) else {"sha256": file_hash(found)}
+    return {"version": mark.get("version"), "program": str(found), "packages": mark.get("packages", {}), **hashes}
+
+
+def _distribution(name: str) -> dict[str, Any]:
+    """Version of a distribution in this environment, and the hash of the list of its files."""
+    try:
+        found = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return {"version": None}
+    record = found.read_text("RECORD") or ""
+    return {"version": found.version, "sha256": hashlib.sha256(record.encode()).hexdigest()}
 
 
 def hardware() -> dict[str, Any]:

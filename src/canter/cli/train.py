@@ -107,7 +107,8 @@ def different(one: Config, other: Config) -> list[str]:
 
 
 def check_inputs(config: Config) -> None:
-    """Fails early where a file that the run needs is missing or malformed. Raises ConfigError."""
+    """Fails early where a file that the run needs is missing or malformed, or the harness. Raises ConfigError."""
+    from canter.harness import recipe
     from canter.trainer.data import read_tasks
 
     names = [("tasks.train", config.tasks.train)] + ([("tasks.eval", config.tasks.eval)] if config.tasks.eval else [])
@@ -121,3 +122,4 @@ def check_inputs(config: Config) -> None:
     for target, source in config.harness.files.items():
         if not config.path(source).exists():
             raise ConfigError(f"harness.files.{target}: no file {config.path(source)}")
+    recipe(config)

@@ -105,7 +105,7 @@ def program(config: Config, entry: Entry, settings: Installed) -> Path:
     return elsewhere
 
 
-def describe(program: Path) -> Mapping[str, Any]:
+def mark_of(program: Path) -> Mapping[str, Any]:
     """What `installed.json` says of the installation that a program is part of; empty for one from elsewhere."""
     for folder in program.parents:
         if (folder / MARK).is_file():
