@@ -19,6 +19,10 @@ class NotFound(CanterError):
     """No such rollout, attempt, call or run."""
 
 
+class ThreadNotFound(NotFound):
+    """The reply from which a thread of messages is to go on is not at hand."""
+
+
 class Refused(CanterError):
     """A write that the lifecycle does not allow: a superseded attempt, a sealed one, or after the end."""
 

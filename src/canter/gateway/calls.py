@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import orjson
 
-from canter.errors import CanterError, EngineError, NotFound
+from canter.errors import CanterError, EngineError, NotFound, PayloadTooLarge
 from canter.gateway.attempts import Conversations
 from canter.gateway.auth import AttemptRef
 from canter.gateway.continuation import refers_back
@@ -27,6 +27,7 @@ from canter.gateway.labels import classify
 from canter.gateway.problems import status_and_kind
 from canter.gateway.replay import Flight, Flights
 from canter.gateway.source import Sampled, Source, Ticket
+from canter.gateway.threads import check_known, complete, previous_message
 from canter.store import Store
 from canter.types import (
     NO_IDS,
@@ -57,16 +58,17 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A request, read and complete, its digest, and how many bytes of JSON it took."""
+    """A request, read and complete, its digest, how many bytes of JSON it took, and the JSON to be recorded."""
 
     asked: Asked
     digest: bytes
     size: int
+    raw: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A request that is to be answered. `headers` have lower-case names; `raw` is the request as it came."""
+    """A request that is to be answered. `headers` have lower-case names; `raw` is what is recorded."""
 
     ref: AttemptRef
     dialect: Dialect
@@ -136,7 +138,7 @@ class ModelCalls:
         """Starts to answer a request, or joins the same one. Raises `BadRequest`, or `HttpError` for a model that is
         not here, before anything is sampled."""
         read = await self._read(ref, dialect, raw)
-        incoming = Incoming(ref, dialect, headers, raw, read)
+        incoming = Incoming(ref, dialect, headers, read.raw, read)
         start = Start(new_id(dialect.id_prefix), int(time.time()))
         flight = self._flights.board((ref, read.digest), start, lambda flight: self._answer(incoming, flight))
         return Boarding(read.asked, (ref, read.digest), flight)
@@ -178,9 +180,22 @@ class ModelCalls:
                     body, self._store.bodies, max_bytes=self._max_body_bytes
                 )
             size += more
+        elif (previous := previous_message(dialect.name, body)) is not None:
+            body, raw = await self._threaded(ref, body, previous)
+            size = len(raw)
         asked, digest = await _aside(size, _parse, dialect, body)
         self.check_model(asked.model)
-        return _Read(asked, digest, size)
+        return _Read(asked, digest, size, raw)
+
+    async def _threaded(self, ref: AttemptRef, body: dict[str, Any], previous: str) -> tuple[dict[str, Any], bytes]:
+        """A request that goes on from a reply, complete, and its JSON."""
+        async with self._conversations.use(ref) as conversation:
+            check_known(previous, conversation.tree)
+        body = complete(body, await self._store.bodies(previous))
+        raw = orjson.dumps(body)
+        if len(raw) > self._max_body_bytes:
+            raise PayloadTooLarge(f"the conversation behind {previous!r} is over {self._max_body_bytes} bytes")
+        return body, raw
 
     async def _answer(self, incoming: Incoming, flight: Flight[Finished]) -> Finished:
         ref, raw, asked = incoming.ref, incoming.raw, incoming.read.asked

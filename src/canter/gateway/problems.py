@@ -18,6 +18,7 @@ from canter.errors import (
     Refused,
     StoreError,
     TemplateError,
+    ThreadNotFound,
     Unauthorized,
 )
 from canter.gateway.http import HttpError, Reply
@@ -88,7 +89,10 @@ def body_of(error: CanterError, shape: Shape, request_id: str) -> dict[str, Any]
         if isinstance(error, ContextOverflow):  # in the words on which clients of this protocol compact
             message = f"prompt is too long: {error.prompt_tokens} tokens > {error.max_tokens} maximum"
         type_ = _ANTHROPIC_TYPES.get(status) or ("api_error" if status >= 500 else "invalid_request_error")
-        return {"type": "error", "error": {"type": type_, "message": message}, "request_id": request_id}
+        told: dict[str, Any] = {"type": type_, "message": message}
+        if isinstance(error, ThreadNotFound):  # upon which the SDK sends the whole conversation
+            told["details"] = {"error_code": "thread_not_found"}
+        return {"type": "error", "error": told, "request_id": request_id}
     param = error.param if isinstance(error, BadRequest) else None
     code = (error.code if isinstance(error, BadRequest) else None) or _OPENAI_CODES.get(kind, kind)
     type_ = _OPENAI_TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")

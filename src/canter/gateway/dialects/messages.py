@@ -73,7 +73,7 @@ class Messages:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": {**usage, "output_tokens": 0},
+            "usage": {**usage, **_NO_OUTPUT},
         }
         yield _event({"type": "message_start", "message": {**reply, **nothing_yet}})
         for index, block in enumerate(reply["content"]):
@@ -102,7 +102,14 @@ class CountTokens(Messages):
         return _parse(body, fields.integer(body, "max_tokens", low=1))
 
 
-_COUNTS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+_COUNTS = (
+    "input_tokens",
+    "cache_creation_input_tokens",
+    "cache_read_input_tokens",
+    "output_tokens",
+    "output_tokens_details",
+)
+_NO_OUTPUT = {"output_tokens": 0, "output_tokens_details": {"thinking_tokens": 0}}
 
 
 def _parse(body: Mapping[str, Any], max_tokens: int | None) -> Asked:
@@ -156,6 +163,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
         "cache_read_input_tokens": 0,
         "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
         "output_tokens": answer.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": answer.reasoning_tokens},
         "server_tool_use": None,
         "service_tier": "standard",
     }
