@@ -79,7 +79,8 @@ class OpenHands:
         }
         # -P: no import from the folder of the driver; -s: nor from the user's own packages
         argv = (str(self.python), "-P", "-s", str(DRIVER), json.dumps(told))
-        return Program(argv=argv, env=_ENVIRONMENT)
+        # its terminal is tmux where there is one; a path too long for a socket makes it use /tmp after all
+        return Program(argv=argv, env={**_ENVIRONMENT, "TMUX_TMPDIR": str(seat.folder / "tmp")})
 
 
 def from_config(config: Config) -> OpenHands:
