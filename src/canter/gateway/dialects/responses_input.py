@@ -105,7 +105,7 @@ def is_reference(item: object) -> bool:
 
 def set_aside(items: Sequence[Any]) -> set[str]:
     """The types of the items that do not reach the prompt."""
-    types = {item.get("type") for item in items if isinstance(item, Mapping)}
+    types = (item.get("type") for item in items if isinstance(item, Mapping))
     return {type_ for type_ in types if isinstance(type_, str) and type_ in _SET_ASIDE} - {"additional_tools"}
 
 
