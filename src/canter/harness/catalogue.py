@@ -26,4 +26,4 @@ def entry(name: str) -> Entry:
         return ENTRIES[name]
     close = difflib.get_close_matches(name, ENTRIES, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(ENTRIES)}; any other is a harness.command"
-    raise ConfigError(f"harness.use = {name!r}: there is no such recipe; {hint}")
+    raise ConfigError(f"there is no recipe {name!r} (harness.use); {hint}")

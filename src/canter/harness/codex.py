@@ -45,6 +45,8 @@ class Settings(Installed):
     """A text file, relative to the TOML file, that replaces its system prompt."""
     reasoning_effort: str | None = None
     """`minimal`, `low`, `medium`, `high`, … : asked for in its requests, which the gateway does not act on."""
+    skills: bool = False
+    """Whether it gets the skills that it brings, of which most need an account."""
     enable: list[str] = Field(default=[])
     """Its features to switch on (`codex features list`)."""
     disable: list[str] = Field(default=[])
@@ -98,6 +100,8 @@ class Codex:
             yield f"[{table}]"
             yield "enabled = false"
         yield '[history]\npersistence = "none"'
+        if not self.settings.skills:
+            yield "[skills.bundled]\nenabled = false"
         yield "[features]"
         yield from (f"{name} = false" for name in dict.fromkeys((*_OFF, *self.settings.disable)) if self._off(name))
         yield from (f"{name} = true" for name in dict.fromkeys(self.settings.enable))
