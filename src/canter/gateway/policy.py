@@ -12,6 +12,7 @@ from canter.gateway.dialects.canonical import Answer, Asked, Chat, TokenLogprob
 from canter.gateway.dialects.routes import BY_NAME
 from canter.gateway.engines import Engines
 from canter.gateway.http import json_object
+from canter.gateway.labels import MAIN
 from canter.gateway.prompts import Prompt, Prompts, tree_of
 from canter.gateway.sampling import Limits, admit, call_seed, effective, prompt_digest
 from canter.gateway.source import Sampled, Ticket
@@ -51,7 +52,7 @@ class PolicySource:
     async def sample(self, ticket: Ticket) -> Sampled:
         asked, conversation = ticket.asked, ticket.conversation
         context_tokens = await self._context()
-        prompt = await self._prompts.make(asked, conversation, ticket.request_bytes, context_tokens, ticket.label.hint)
+        prompt = await self._prompts.make(asked, conversation, ticket.request_bytes, context_tokens, ticket.label)
         digest = prompt_digest(prompt.ids)
         earlier = conversation.prompts[digest]
         sampling = admit(
@@ -71,7 +72,7 @@ class PolicySource:
         return self._sampled(ticket, prompt, sampling, cut_generation(generation, asked.stop, self._tokenizer.decode))
 
     async def count(self, asked: Asked, conversation: Conversation, request_bytes: int) -> int:
-        prompt = await self._prompts.make(asked, conversation, request_bytes, await self._context(), None)
+        prompt = await self._prompts.make(asked, conversation, request_bytes, await self._context(), MAIN)
         return len(prompt.ids)
 
     def make_tree(self) -> Tree:

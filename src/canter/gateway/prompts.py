@@ -11,10 +11,11 @@ from canter.errors import BadRequest, ContextOverflow
 from canter.gateway.attempts import Conversation
 from canter.gateway.delta import Delta
 from canter.gateway.dialects.canonical import Asked, Chat, Text, Tokens
+from canter.gateway.labels import Label
 from canter.tokens.reach import Reach, reach_of
 from canter.tokens.tokenizer import ChatTokenizer
 from canter.tokens.tree import Plan, Tree
-from canter.types import ForkCause, Ids
+from canter.types import Ids
 
 _LARGE_BYTES = 128 * 2**10
 """Requests from so many bytes on are made into tokens in a thread: about 50 ms of work."""
@@ -42,12 +43,12 @@ class Prompts:
         conversation: Conversation,
         request_bytes: int,
         context_tokens: int,
-        hint: ForkCause | None,
+        label: Label,
     ) -> Prompt:
         """The prompt of a request. Raises `BadRequest`, `TemplateError`, and `ContextOverflow` where even the longest
         tokens there are could not make a text fit."""
         planning = conversation.planning
-        work = partial(self._make, asked, conversation, request_bytes, context_tokens, hint)
+        work = partial(self._make, asked, conversation, request_bytes, context_tokens, label)
         if request_bytes < _LARGE_BYTES:
             async with planning:
                 return work()
@@ -65,13 +66,13 @@ class Prompts:
         conversation: Conversation,
         request_bytes: int,
         context_tokens: int,
-        hint: ForkCause | None,
+        label: Label,
     ) -> Prompt:
         match asked.prompt:
             case Chat(messages, tools) as chat:
                 if self._may_overflow(request_bytes, context_tokens):
                     self._check(self._tokenizer.apply_chat_template(chat.messages, chat.tools), context_tokens)
-                plan = tree_of(conversation).plan(messages, tools, hint=hint)
+                plan = tree_of(conversation).plan(messages, tools, label=label.name, hint=label.hint)
                 return Prompt(plan.prompt, plan)
             case Text(text):
                 if self._may_overflow(request_bytes, context_tokens):

@@ -33,21 +33,22 @@ def message_cause(
     reply_at: int | None,
     shares_turn: bool,
     replies: Iterable[Message],
+    asides: Iterable[Message],
     hint: ForkCause | None,
 ) -> ForkCause:
     """The cause that can be read off the messages.
 
     `walked` are the nodes of the known beginning of `messages`; `reply_at` is where the proposed call's reply is among
     the messages, if it is; `shares_turn` whether any recorded turn is; `replies` are recorded replies that a summary
-    may quote; `hint` is what headers or the dialect say about the call.
+    may quote, `asides` those of them that answered side requests; `hint` is the cause that is known beforehand.
     """
     path = proposal.prompt.path()
     shared = 0
     while shared < min(len(path), len(walked)) and path[shared] is walked[shared]:
         shared += 1
-    if not shares_turn and hint is not None:
+    if hint is not None:
         return hint
-    if _quotes(messages[shared:], replies):
+    if _quotes(messages[shared:], replies, asides):
         return ForkCause.COMPACTION
     if not shares_turn and tools == b"" != proposal.tools:
         return ForkCause.SIDE_REQUEST
@@ -76,11 +77,15 @@ def token_cause(
     return ForkCause.TOKENISATION
 
 
-def _quotes(messages: Sequence[Message], replies: Iterable[Message]) -> bool:
-    """Whether a message that the model did not write holds a whole reply of it: the summary of a compaction."""
-    texts = [m.content for m in messages if m.role != "assistant"]
+def _quotes(messages: Sequence[Message], replies: Iterable[Message], asides: Iterable[Message]) -> bool:
+    """Whether a compaction's summary is among the messages: a whole reply of the model within one that it did not
+    write and no tool did, or the reply to a side request as a turn of this conversation."""
+    texts = [m.content for m in messages if m.role not in ("assistant", "tool")]
     summaries = {r.content.strip() for r in replies}
-    return any(s in text for s in summaries if len(s) >= _SUMMARY_CHARS for text in texts)
+    if any(s in text for s in summaries if len(s) >= _SUMMARY_CHARS for text in texts):
+        return True
+    said = {m.content.strip() for m in messages if m.role == "assistant" and not m.tool_calls}
+    return bool(said & {r.content.strip() for r in asides} - {""})
 
 
 def _other_system(messages: Sequence[Message], path: Sequence[Node], shared: int) -> bool:

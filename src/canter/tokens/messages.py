@@ -24,6 +24,8 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 _MARK = "_ct"
 _RANDOM_BYTES = 11
 _ISSUED_TAIL = len(_MARK) + 2 * _RANDOM_BYTES
+_UNREAD = "__unparsedToolInput"
+"""Claude Code's name for arguments that it could not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +108,15 @@ def match_key(message: Message) -> bytes:
     """Canonical identity by which a message proposes a turn (16 bytes).
 
     Gateway-issued tool-call ids alone identify an assistant message that has them. Otherwise it is the content
-    without trailing whitespace and the calls with their arguments compared as JSON (`canonical_arguments`). The
-    reasoning does not count, as half of the harnesses drop it, nor does the name on a tool result.
+    without trailing whitespace (without leading either where the model said it: harnesses trim replies) and the calls
+    with their arguments compared as JSON (`canonical_arguments`). The reasoning does not count, as half of the
+    harnesses drop it, nor does the name on a tool result.
     """
     calls = message.tool_calls
     if has_issued_calls(message):
         return _digest("issued", [call.id for call in calls])
-    fields = [message.role, message.content.rstrip(), message.tool_call_id or ""]
+    content = message.content.strip() if message.role == "assistant" else message.content.rstrip()
+    fields = [message.role, content, message.tool_call_id or ""]
     for call in calls:
         fields += (call.id, call.name, canonical_arguments(call.arguments))
     return _digest("canonical", fields)
@@ -140,15 +144,25 @@ def canonical_arguments(text: str) -> str:
 def arguments_agree(sampled: str, echoed: str) -> bool:
     """Whether echoed arguments are the sampled ones, or only what a harness adds to or normalises in them.
 
-    Harmless are: another spelling of the same JSON, members added to objects (Claude Code writes defaults in), and a
-    leading `cd DIR && ` removed from a string (Claude Code keeps the working directory itself).
+    Harmless are: another spelling of the same JSON, members added to objects (Claude Code writes defaults in), a
+    leading `cd DIR && ` removed from a string (Claude Code keeps the working directory itself), and the sampled text
+    quoted as what it is (Claude Code, for arguments that it could not read).
     """
     if sampled == echoed:
         return True
     left, right = parse_arguments(sampled), parse_arguments(echoed)
+    if right is not None and (quoted := _quoted(right[0])) is not None:
+        return quoted != "" and sampled.strip().startswith(quoted)
     if left is None or right is None:
         return sampled.strip() == echoed.strip()
     return _agree(left[0], right[0])
+
+
+def _quoted(echoed: Any) -> str | None:
+    """The text of arguments that a harness could not read and sends back as text (long ones cut)."""
+    wrapped = echoed.get(_UNREAD) if isinstance(echoed, dict) and len(echoed) == 1 else None
+    raw = wrapped.get("raw") if isinstance(wrapped, dict) else None
+    return raw.strip() if isinstance(raw, str) else None
 
 
 def parse_arguments(text: str) -> tuple[Any] | None:

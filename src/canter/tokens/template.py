@@ -144,6 +144,8 @@ class TemplateRendering:
     def _read(self, messages: Sequence[Message], tools: list[PlainTool], at: int) -> _Continuation | None:
         reply = messages[at]
         text = self._render([*messages[:at], _placeholder(reply), *messages[at + 1 :]], tools)
+        if reply.tool_calls and _ARGUMENT not in text:  # a template that writes no tool calls closes a turn all the same
+            text = self._render([*messages[:at], _placeholder(reply, with_content=True), *messages[at + 1 :]], tools)
         before = self._render(messages[:at], tools)
         if not text.startswith(before):
             return None  # the template now writes earlier turns differently
@@ -240,12 +242,12 @@ def _shows_reasoning(reply: Message, shown: str) -> bool:
     return reply.content == "" or not shown.replace("<think>", "").replace("</think>", "").strip()
 
 
-def _placeholder(reply: Message) -> Message:
-    """A reply of the same shape whose parts can be found again in the rendered text."""
+def _placeholder(reply: Message, *, with_content: bool = False) -> Message:
+    """A reply of the same shape (`with_content` though it has none) whose parts can be found again when rendered."""
     calls = tuple(ToolCall(c.id, c.name, f'{{"a": "{_ARGUMENT}"}}') for c in reply.tool_calls)
     return replace(
         reply,
-        content=_CONTENT if reply.content.strip() or not calls else "",
+        content=_CONTENT if with_content or reply.content.strip() or not calls else "",
         reasoning=_REASONING if _has_reasoning(reply) else reply.reasoning,
         tool_calls=calls,
     )

@@ -20,6 +20,9 @@ from canter.tokens.rendering import Rendering
 from canter.tokens.trie import EDGE_BYTES, Node, Trie
 from canter.types import Call, ForkCause, Ids
 
+AGENT = "main"
+"""The label of the calls of an attempt's own agent: no side request and no sub-agent."""
+_AGENTS = (AGENT, "subagent")
 _QUOTABLE = 64
 """So many of the latest replies are looked for as quoted summaries when a call forks."""
 
@@ -43,6 +46,7 @@ class Plan:
     fork_at: int | None
     message_keys: tuple[bytes, ...]
     tools: bytes
+    label: str = AGENT
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +61,7 @@ class _Turn:
     sampled: Ids
     reply: Message
     tools: bytes
+    label: str
     fork: ForkCause | None
     prompt: Node
     answer: Node
@@ -108,16 +113,25 @@ class Tree:
             raise NotFound(f"call {call_id} is not in this tree")
         return _tokens(self._turns[call_id])
 
-    def plan(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, hint: ForkCause | None = None) -> Plan:
+    def plan(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
+        *,
+        label: str = AGENT,
+        hint: ForkCause | None = None,
+    ) -> Plan:
         """The prompt for the turn after `messages`, and which call it extends or forks from.
 
-        `hint` is what the request's headers or dialect say about it where it shares no turn with any recorded call
-        (`SUBAGENT`, `SIDE_REQUEST`, `COMPACTION`). Raises `TemplateError` where the messages cannot be rendered.
+        `label` is what kind of request it is: of calls that match equally well, one of the same kind goes before. The
+        agent itself forks from no call of another kind with which it shares no turn. `hint` is the cause where it
+        shares no turn with any recorded call, or only with calls of another kind (`SUBAGENT`, `SIDE_REQUEST`,
+        `COMPACTION`). Raises `TemplateError` where the messages cannot be rendered.
         """
         keys = tuple(exact_key(m) for m in messages)
         digest = tools_key(tools)
         walked = self._trie.walk(messages, keys)
-        anchor, new_from = self._anchor(messages, walked)
+        anchor, new_from = self._anchor(messages, walked, label)
         suffix = None
         if anchor is not None and anchor.tools == digest:
             suffix = self._bridge(anchor, messages, tools, walked, new_from)
@@ -125,12 +139,12 @@ class Tree:
             prompt = np.concatenate([_tokens(anchor), suffix])
         else:
             prompt = self._rendering.full(messages, tools)
-        proposed, reply_at = self._proposed(messages, walked, anchor, digest)
+        proposed, reply_at = self._proposed(messages, walked, anchor, digest, label)
         parent, same = self._parent(prompt, anchor, proposed, bridged=suffix is not None)
         fork = fork_at = None
         if proposed is not None and not (parent is proposed and same == proposed.length):
             fork_at = _common(prompt, _tokens(proposed))
-            fork = self._cause(messages, walked, anchor, proposed, reply_at, digest, prompt, fork_at, hint)
+            fork = self._cause(messages, walked, anchor, proposed, reply_at, digest, prompt, fork_at, label, hint)
         return Plan(
             prompt=prompt,
             parent_id=parent.id if parent is not None else None,
@@ -141,6 +155,7 @@ class Tree:
             fork_at=fork_at,
             message_keys=keys,
             tools=digest,
+            label=label,
         )
 
     def add(
@@ -154,7 +169,9 @@ class Tree:
         else:
             suffix = plan.suffix.copy()
         prompt, answer = self._histories(messages, plan.message_keys, reply)
-        self._keep(_Turn(call_id, ordinal, parent, suffix, sampled, reply, plan.tools, plan.fork, prompt, answer))
+        self._keep(
+            _Turn(call_id, ordinal, parent, suffix, sampled, reply, plan.tools, plan.label, plan.fork, prompt, answer)
+        )
         self._shrink()
 
     def restore(self, rows: Iterable[tuple[Call, Sequence[Message], Sequence[ToolSpec], Message]]) -> None:
@@ -181,6 +198,7 @@ class Tree:
                     sampled=call.sampled,
                     reply=reply,
                     tools=tools_key(tools),
+                    label=call.label,
                     fork=call.fork,
                     prompt=prompt,
                     answer=answer,
@@ -189,11 +207,11 @@ class Tree:
 
     # -- finding the parent --
 
-    def _anchor(self, messages: Sequence[Message], walked: Sequence[Node]) -> tuple[_Turn | None, int]:
+    def _anchor(self, messages: Sequence[Message], walked: Sequence[Node], label: str) -> tuple[_Turn | None, int]:
         """The call whose reply ends the longest known beginning that ends with one, and where new messages start."""
         for depth in range(len(walked), 0, -1):
             if walked[depth - 1].replies:
-                return self._latest(walked[depth - 1].replies, messages[depth - 1].reasoning), depth
+                return self._latest(walked[depth - 1].replies, label, messages[depth - 1].reasoning), depth
         return None, 0
 
     def _bridge(
@@ -219,30 +237,36 @@ class Tree:
         )
 
     def _proposed(
-        self, messages: Sequence[Message], walked: Sequence[Node], anchor: _Turn | None, tools: bytes
+        self, messages: Sequence[Message], walked: Sequence[Node], anchor: _Turn | None, tools: bytes, label: str
     ) -> tuple[_Turn | None, int | None]:
         """The call that the request looks like a continuation of, and where in the messages its reply is.
 
         The last recorded turn among the messages, wherever it was first said; else a call that was asked with exactly
         this beginning and whose reply is not there; else, where no turn is shared, the call that begins most alike. A
-        conversation with tools is no fork of a side request that came before it (a title) and has none.
+        conversation with tools is no fork of a side request that came before it (a title) and has none, and the agent
+        is no fork of calls of another kind.
         """
         known = len(walked)
         for at in range(len(messages) - 1, known - 1, -1):
-            turn = self._said(messages[at])
+            turn = self._said(messages[at], label)
             if turn is not None:
                 return turn, at
         node = walked[-1] if walked else self._trie.root
         if known == len(messages) and (anchor is not None or node.prompts):
             return anchor, None
-        if node.prompts:
-            return self._latest(node.prompts), None
+        if prompts := self._open_to(node.prompts, label):
+            return self._latest(prompts, label), None
         if anchor is not None:
             return anchor, None
         alike = [i for i in node.calls_below() if walked or not tools or self._turns[i].tools]
-        return (self._latest(alike) if alike else None), None
+        alike = self._open_to(alike, label)
+        return (self._latest(alike, label) if alike else None), None
 
-    def _said(self, message: Message) -> _Turn | None:
+    def _open_to(self, call_ids: Sequence[str], label: str) -> list[str]:
+        """Those that a request of this kind may fork from though it shares no turn with them."""
+        return [i for i in call_ids if label != AGENT or self._turns[i].label == AGENT]
+
+    def _said(self, message: Message, label: str) -> _Turn | None:
         """The recorded turn that a message is, whatever stood before it."""
         if message.role != "assistant":
             return None
@@ -250,12 +274,17 @@ class Tree:
             if is_issued(call.id) and call.id in self._by_tool_call:
                 return self._turns[self._by_tool_call[call.id]]
         same = self._by_reply.get(match_key(message)) if message.content.strip() or message.tool_calls else None
-        return self._latest(same) if same else None
+        same = self._open_to(same or (), label)
+        return self._latest(same, label) if same else None
 
-    def _latest(self, call_ids: Sequence[str], reasoning: str | None = None) -> _Turn:
-        """Of calls that match equally well, the one with this reasoning, else the one that was asked last."""
-        turns = [self._turns[i] for i in call_ids]
-        return max(turns, key=lambda t: (reasoning is not None and t.reply.reasoning == reasoning, t.ordinal, t.id))
+    def _latest(self, call_ids: Sequence[str], label: str, reasoning: str | None = None) -> _Turn:
+        """Of calls that match equally well, the one of this kind, with this reasoning, else the one asked last."""
+
+        def rank(turn: _Turn) -> tuple[bool, bool, int, str]:
+            same_reasoning = reasoning is not None and turn.reply.reasoning == reasoning
+            return turn.label == label, same_reasoning, turn.ordinal, turn.id
+
+        return max([self._turns[i] for i in call_ids], key=rank)
 
     def _parent(
         self, prompt: Ids, anchor: _Turn | None, proposed: _Turn | None, *, bridged: bool
@@ -283,11 +312,12 @@ class Tree:
         tools: bytes,
         prompt: Ids,
         same: int,
+        label: str,
         hint: ForkCause | None,
     ) -> ForkCause:
         if proposed is anchor:
             if tools == b"" != anchor.tools:
-                return ForkCause.SIDE_REQUEST
+                return hint or ForkCause.SIDE_REQUEST
             return token_cause(
                 prompt,
                 anchor.prompt_len,
@@ -305,8 +335,9 @@ class Tree:
             tools=tools,
             reply_at=reply_at,
             shares_turn=anchor is not None or reply_at is not None,
-            replies=(t.reply for t in latest),
-            hint=hint,
+            replies=[t.reply for t in latest],
+            asides=[t.reply for t in latest if t.label not in _AGENTS],
+            hint=hint if proposed.label != label or (anchor is None and reply_at is None) else None,
         )
 
     # -- keeping calls --

@@ -94,9 +94,10 @@ class Trie:
         if child is None:
             child = node.edges.get(match_key(message))
             if child is None or not _same_turn(child, message):
-                return None
-            node.edges[key] = child
-            self.edges += 1
+                child = _reply_like(node, message)
+            if child is not None:
+                node.edges[key] = child
+                self.edges += 1
         return child
 
 
@@ -107,19 +108,32 @@ def _same_turn(node: Node, message: Message) -> bool:
     return not has_issued_calls(message)
 
 
+def _reply_like(node: Node, message: Message) -> Node | None:
+    """The turn that was taken right here and says what an assistant message says, whatever ids its calls carry."""
+    if message.role != "assistant" or has_issued_calls(message):
+        return None
+    replies = {id(child): child for child in node.edges.values() if child.reply is not None}
+    return next((c for c in replies.values() if c.reply and reply_change(c.reply, message) is None), None)
+
+
 def reply_change(reply: Message, echo: Message) -> ForkCause | None:
     """What a harness changed in a reply before it sent it back; `None` for nothing, or nothing that matters.
 
     The model then keeps its own tokens; where something does matter the turn is another one, and forks.
     """
-    same_names = [c.name for c in reply.tool_calls] == [c.name for c in echo.tool_calls]
-    same_calls = same_names and all(
-        arguments_agree(call.arguments, sent.arguments)
-        for call, sent in zip(reply.tool_calls, echo.tool_calls, strict=True)
+    sampled, sent = reply.tool_calls, echo.tool_calls
+    same_names = [c.name for c in sampled] == [c.name for c in sent]
+    agree = len(sent) <= len(sampled) and all(
+        call.name == other.name and arguments_agree(call.arguments, other.arguments)
+        for call, other in zip(sampled, sent, strict=False)
     )
     ours, theirs = reply.content.strip(), echo.content.strip()
     if ours == theirs:
-        return None if same_calls else ForkCause.TOOL_ARGUMENTS
-    if same_names and (ours.startswith(theirs) or theirs.startswith(ours)) and ours and theirs:
-        return ForkCause.TRUNCATED
+        if agree:
+            return None if same_names else ForkCause.TRUNCATED  # the end of the reply is missing
+        return ForkCause.TOOL_ARGUMENTS
+    if ours.startswith(theirs) and not sent:
+        return ForkCause.TRUNCATED  # a stream that broke off; only the reasoning may have been left of it
+    if ours and theirs.startswith(ours) and same_names:
+        return ForkCause.TRUNCATED  # what the harness had continued, put together
     return ForkCause.EDITED_HISTORY
