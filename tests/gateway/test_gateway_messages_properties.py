@@ -172,11 +172,3 @@ def test_arguments_that_are_no_object_travel_in_a_wrapper_and_come_back_as_they_
 def test_the_reason_of_the_end(reason: FinishReason, stop: str | None, expected: tuple[str, str | None]) -> None:
     reply = DIALECT.reply(ASKED, answer(Message("assistant", "x"), reason, stop))
     assert (reply["stop_reason"], reply["stop_sequence"]) == expected
-
-
-def test_signs_of_life_are_mostly_comments_as_claude_code_counts_pings_in_a_row() -> None:
-    signs = [DIALECT.keep_alive(ASKED, Start("msg_1", 0), number) for number in range(240)]
-    pings = [number for number, sign in enumerate(signs) if sign.startswith(b"event: ping\n")]
-    assert pings == list(range(0, 240, 8))
-    assert all(sign.startswith(b":") for number, sign in enumerate(signs) if number not in pings)
-    assert all(sign.endswith(b"\n\n") for sign in signs)
