@@ -32,8 +32,8 @@ _PROBE = "import sys, venv, ensurepip; print(*sys.version_info[:2])"
 def install(entry: Entry, say: Say, *, version: str | None = None, python: str | None = None) -> Installation | None:
     """Installs a version (default: the first that is known to work), unless it is there. Returns None for a library
     that now is in Canter's own environment. Raises ConfigError with what to do."""
-    wanted = version or entry.install.versions[0]
-    if wanted in (".", "..") or not all(part.isalnum() or part in ".-_+" for part in wanted):
+    wanted = entry.install.versions[0] if version is None else version
+    if wanted in ("", ".", "..") or not all(part.isalnum() or part in ".-_+" for part in wanted):
         raise ConfigError(f"{wanted!r} is no version; {entry.name} is known to work as {known(entry)}")
     if wanted not in entry.install.versions:
         say(f"{entry.name} {wanted} has not been tried; known to work: {known(entry)}")
@@ -92,7 +92,8 @@ def _npm(how: Npm, version: str, folder: Path, say: Say) -> Path:
     programs = sorted((folder / "node_modules").glob(pattern))
     if len(programs) != 1:
         raise ConfigError(
-            f"{package} has {len(programs)} programs node_modules/{pattern}, not one; try a known version"
+            f"{package} has {len(programs)} programs node_modules/{pattern}, not one; known to work: "
+            + ", ".join(how.versions)
         )
     programs[0].chmod(programs[0].stat().st_mode | 0o555)
     return programs[0]
