@@ -22,6 +22,7 @@ from canter.tokens.messages import ToolSpec, parse_arguments
 
 _JOINT = "__"
 _CHOICES = ("none", "auto", "required")
+_SYNTAXES = ("lark", "regex")
 _HOSTED_CHOICES = frozenset(
     {
         "file_search",
@@ -114,7 +115,7 @@ def wire_choice(body: Mapping[str, Any]) -> Any:
         case "function" | "custom":
             return {"type": choice["type"], "name": choice["name"]}
         case "allowed_tools":
-            return {"type": "allowed_tools", "mode": choice["mode"], "tools": choice["tools"]}
+            return {"type": "allowed_tools", "mode": choice["mode"], "tools": choice.get("tools") or []}
         case hosted if hosted in _HOSTED_CHOICES:
             return {"type": hosted}
     return "auto"
@@ -169,19 +170,16 @@ def _read(raw: Any, type_: str, at: str, namespace: str | None = None) -> Iterat
 def _custom(raw: Mapping[str, Any], at: str, namespace: str | None) -> Tool:
     name = _name(raw, at)
     description = fields.optional_string(raw, "description", at=at) or ""
-    format_ = fields.mapping(raw, "format", at=at)
-    if format_.get("type") == "grammar":
-        syntax = fields.string(format_, "syntax", at=f"{at}format.")
-        definition = fields.string(format_, "definition", at=f"{at}format.")
+    asked = fields.mapping(raw, "format", at=at)
+    told: dict[str, Any] | None = {"type": "text"} if asked.get("type") == "text" else None
+    if asked.get("type") == "grammar":
+        syntax, definition = (fields.string(asked, part, at=f"{at}format.") for part in ("syntax", "definition"))
         description = f"{description}\n\nThe input follows this {syntax} grammar:\n{definition}".strip()
+        if syntax in _SYNTAXES:
+            told = {"type": "grammar", "syntax": syntax, "definition": definition}
     parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-    return Tool(
-        ToolSpec(shown_name(name, namespace), description, parameters),
-        name,
-        namespace,
-        custom=True,
-        format=format_ if format_.get("type") == "text" or format_.get("syntax") in ("lark", "regex") else None,
-    )
+    spec = ToolSpec(shown_name(name, namespace), description, parameters)
+    return Tool(spec, name, namespace, custom=True, format=told)
 
 
 def _name(raw: Mapping[str, Any], at: str) -> str:
