@@ -102,6 +102,18 @@ async def test_a_grading_before_any_call() -> None:
     assert (reply["calls"], reply["last_message"], reply["outcome"]) == (0, None, None)
 
 
+async def test_the_last_message_is_the_main_agents() -> None:
+    async with gateway() as rig:
+        await rig.chat()
+        title = {"model": "policy", "messages": [{"role": "system", "content": "You are a title generator."}]}
+        title["messages"].append({"role": "user", "content": "x"})
+        await rig.post("/v1/chat/completions", title)
+        _, grading = await send(rig, "GET", "/api/rollouts/r1/attempts/1/grading")
+        labels = [call.label for call in await rig.store.calls(["r1"])]
+    assert labels == ["main", "title"]
+    assert grading["last_message"] == "reply 0"
+
+
 async def test_the_last_message_is_that_of_either_dialect() -> None:
     async with gateway() as rig:
         await rig.chat()

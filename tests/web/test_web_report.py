@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from canter.types import CallBodies, Reason, Rollout, RolloutState, Task
+from canter.types import NO_IDS, NO_LOGPROBS, Call, CallBodies, Reason, Rollout, RolloutState, Task
 from canter.web import Example, choose, conversation, render_report
 from canter.web.report import LONGEST_TURN, MEANING, clipped, duration, points
 
@@ -183,14 +183,22 @@ def body(value: object) -> bytes:
     return json.dumps(value).encode()
 
 
-def chat(*messages: dict[str, object], reply: dict[str, object] | None) -> CallBodies:
-    return CallBodies(body({"messages": messages}), body({"choices": [{"message": reply}]}) if reply else b"")
+def spoken(request: bytes, reply: bytes, dialect: str = "chat") -> tuple[Call, CallBodies]:
+    nothing = {"suffix": NO_IDS, "sampled": NO_IDS, "logprobs": NO_LOGPROBS, "versions": ()}
+    call = Call("c", "r", 1, 0, parent_id=None, prefix_len=0, **nothing, dialect=dialect)
+    return call, CallBodies(request, reply)
+
+
+def chat(*messages: dict[str, object], reply: dict[str, object] | None) -> tuple[Call, CallBodies]:
+    request = {"model": "policy", "messages": messages}
+    return spoken(body(request), body({"choices": [{"message": reply}]}) if reply else b"")
 
 
 USER = {"role": "user", "content": [{"type": "text", "text": "fix"}, {"type": "text", "text": "it"}]}
 SHOWN = {"role": "assistant", "content": "an example"}
-FIRST = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "ls", "arguments": "{}"}}]}
-TOOL = {"role": "tool", "content": "f.py"}
+LS = {"id": "call_1", "function": {"name": "ls", "arguments": "{}"}}
+FIRST = {"role": "assistant", "content": None, "tool_calls": [LS]}
+TOOL = {"role": "tool", "tool_call_id": "call_1", "content": "f.py"}
 
 
 def test_a_conversation_marks_what_was_sampled():
@@ -209,14 +217,34 @@ def test_a_conversation_marks_what_was_sampled():
     assert conversation([]) == ()
 
 
+USED = {"type": "tool_use", "id": "toolu_1", "name": "ls", "input": {}}
+CALLED = {"type": "function_call", "call_id": "call_1", "name": "ls", "arguments": "{}"}
+
+
 @pytest.mark.parametrize(
-    ("request_body", "reply_body", "turns"),
+    ("dialect", "request_body", "reply_body", "turns"),
     [
-        (b'{"prompt": "1+1="}', b'{"choices": [{"text": "2"}]}', ["prompt: 1+1=", "completion* 2"]),
-        (b"not json", b"null", ['prompt: {"body": "not json"}']),
-        (b'{"messages": ["odd", {}]}', b'{"choices": []}', [": ", 'assistant* {"choices": []}']),
+        (
+            "completions",
+            {"model": "m", "prompt": "1+1="},
+            {"choices": [{"text": "2"}]},
+            ["prompt: 1+1=", "completion* 2"],
+        ),
+        (
+            "messages",
+            {"model": "m", "max_tokens": 9, "system": "be brief", "messages": [{"role": "user", "content": "go"}]},
+            {"content": [{"type": "text", "text": "going"}, USED]},
+            ["system: be brief", "user: go", "assistant* going\nls({})"],
+        ),
+        ("responses", {"model": "m", "input": "go"}, {"output": [CALLED]}, ["user: go", "assistant* ls({})"]),
+        (
+            "chat",
+            {"messages": ["odd", {}]},
+            {"choices": []},
+            ['prompt: {"messages": ["odd", {}]}', 'completion* {"choices": []}'],
+        ),
     ],
 )
-def test_other_bodies_are_shown_as_they_are(request_body, reply_body, turns):
-    told = conversation([CallBodies(request_body, reply_body)])
+def test_calls_of_every_dialect_can_be_read(dialect, request_body, reply_body, turns):
+    told = conversation([spoken(body(request_body), body(reply_body), dialect)])
     assert [f"{role}{'*' if sampled else ':'} {text}" for role, text, sampled in told] == turns

@@ -66,7 +66,7 @@ def total(rows: Sequence[Any], name: str) -> dict[str, int]:
 
 async def example(client: Client, rollout: Rollout) -> Example:
     calls = await client.calls([rollout.id])
-    turns = conversation([await client.bodies(call.id) for call in calls])
+    turns = conversation([(call, await client.bodies(call.id)) for call in calls])
     return Example(title=f"{rollout.id} (task {rollout.task.id})", reward=rollout.reward, turns=turns)
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from canter.cli import options
 from canter.cli.reading import all_rollouts, read
+from canter.gateway.transcript import asked, replied
 from canter.runs import RunFolder
 from canter.store import Store
 from canter.types import Attempt, Call, CallBodies, Rollout, RolloutState
@@ -125,19 +126,12 @@ def print_call(call: Call, body: CallBodies) -> None:
         f"\n── call {call.ordinal} {call.id}  {kind}  prompt {call.prompt_len} tokens, "
         f"sampled {len(call.sampled)}, {call.status}/{call.finish_reason}, {call.label}{why}"
     )
-    values = loaded(body)
-    messages = (values["request"] or {}).get("messages") or [
-        {"role": "prompt", "content": (values["request"] or {}).get("prompt")}
-    ]
-    click.echo(f"   {messages[-1].get('role')}: {shown(messages[-1].get('content'))}")
-    for choice in (values["reply"] or {}).get("choices", []):
-        message = choice.get("message") or {"content": choice.get("text")}
-        click.echo(f"   reply: {shown(message.get('content'))}")
-        for tool_call in message.get("tool_calls") or []:
-            function = tool_call.get("function", {})
-            click.echo(f"   tool call: {function.get('name')}({function.get('arguments')})")
+    lines = asked(call, body)
+    if lines:
+        click.echo(f"   {lines[-1][0]}: {shown(lines[-1][1])}")
+    if (reply := replied(call, body)) is not None:
+        click.echo(f"   reply: {shown(reply)}")
 
 
-def shown(content: Any, width: int = 600) -> str:
-    text = content if isinstance(content, str) else orjson.dumps(content).decode()
+def shown(text: str, width: int = 600) -> str:
     return text if len(text) <= width else f"{text[:width]}… ({len(text)} characters)"

@@ -14,6 +14,7 @@ from canter.gateway.auth import AttemptRef, check_grader
 from canter.gateway.dialects.routes import BY_NAME
 from canter.gateway.gate import Gate
 from canter.gateway.http import HttpError, Reply, json_object
+from canter.gateway.labels import MAIN
 from canter.gateway.outage import Outage, Uptime, outage
 from canter.gateway.source import Source
 from canter.gateway.visit import (
@@ -140,7 +141,7 @@ class Api:
         return self._changed(await self._store.post_reward(reward))
 
     async def grading(self, visit: Visit) -> Reply:
-        """What a grader needs. `calls` counts the attempt's finished calls, `last_message` is the text of the last."""
+        """What a grader needs. `calls` counts the finished calls, `last_message` is the main agent's last text."""
         ref = visit.attempt()
         check_grader(visit.key, ref)
         rollout = await self._store.rollout(ref.rollout_id)
@@ -161,10 +162,11 @@ class Api:
         )
 
     async def _last_message(self, calls: Sequence[Call]) -> str | None:
-        if not calls:
+        last = next((call for call in reversed(calls) if call.label == MAIN.name), calls[-1] if calls else None)
+        if last is None:
             return None
-        reply = (await self._store.bodies(calls[-1].id)).reply
-        return BY_NAME[calls[-1].dialect].message(json_object(reply)).content
+        reply = (await self._store.bodies(last.id)).reply
+        return BY_NAME[last.dialect].message(json_object(reply)).content
 
     async def open_attempts(self, visit: Visit) -> Reply:
         return Reply.json({"attempts": await self._store.open_attempts()})
