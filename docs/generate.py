@@ -1,4 +1,5 @@
-"""Writes docs/configuration.md from the tree of settings; `--check` only says whether it is up to date."""
+"""Writes docs/configuration.md and docs/harness-settings.md from the settings in the code; `--check` only says whether
+they are up to date."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from canter.config import Config
+from canter.harness import Npm
+from canter.harness.catalogue import ENTRIES
 
-TARGET = Path(__file__).with_name("configuration.md")
 HEAD = """# Settings
 
 One TOML file, plus overrides on the command line: `canter train run.toml trainer.steps=20 engine.dtype=bfloat16`.
@@ -22,9 +24,34 @@ nearest right one. Paths are relative to the TOML file. `"none"` unsets an optio
 This page is generated from the code (`make docs`).
 """
 
+HARNESS_HEAD = """# Settings of the harnesses
+
+`harness.args` of each recipe: `args = { max_turns = 20 }` in `[harness]`, or `harness.args.max_turns=20` on the command
+line. Unknown names are refused with the nearest right one. [Harnesses](harnesses.md) says how each is run.
+
+This page is generated from the code (`make docs`).
+"""
+
 
 def page() -> str:
     return "\n".join([HEAD, *(part for name, part in sections())]) + "\n"
+
+
+def harness_page() -> str:
+    parts = [HARNESS_HEAD]
+    for entry in ENTRIES.values():
+        how = entry.install
+        package = how.package.rpartition("@")[0] if isinstance(how, Npm) else how.packages[0].partition("==")[0]
+        source = f"{'npm' if isinstance(how, Npm) else 'PyPI'} `{package.replace('@{version}', '')}`"
+        known = ", ".join(how.versions)
+        parts += [f"## `{entry.name}`", ""]
+        parts += [f"{entry.about} ({source}). Speaks {', '.join(entry.dialects)}. Known to work: {known}.", ""]
+        parts += ["| setting | type | default | |", "|---|---|---|---|"]
+        parts += [*(row(key, item) for key, item in entry.settings.model_fields.items()), ""]
+    return "\n".join(parts)
+
+
+PAGES = {"configuration.md": page, "harness-settings.md": harness_page}
 
 
 def sections() -> list[tuple[str, str]]:
@@ -62,8 +89,9 @@ def kind(annotation: Any) -> str:
 
 
 if __name__ == "__main__":
-    if "--check" in sys.argv:
-        sys.exit(
-            0 if TARGET.read_text(encoding="utf-8") == page() else f"{TARGET.name} is out of date; run `make docs`"
-        )
-    TARGET.write_text(page(), encoding="utf-8")
+    for name, made in PAGES.items():
+        target = Path(__file__).with_name(name)
+        if "--check" not in sys.argv:
+            target.write_text(made(), encoding="utf-8")
+        elif not target.is_file() or target.read_text(encoding="utf-8") != made():
+            sys.exit(f"{name} is out of date; run `make docs`")

@@ -184,6 +184,17 @@ def test_claude_code_calls_every_model_by_the_name_of_the_runs(stand_in: str, tm
     assert "secret-key" not in str(files) + str(program)
 
 
+@pytest.mark.parametrize(("timeout_s", "timer"), [(0.0015, 2), (60, 60_000), (2_592_000, 2**31 - 1)])
+def test_the_longest_attempt_overflows_no_timer(stand_in: str, tmp_path: Path, timeout_s: float, timer: int) -> None:
+    """JavaScript's timers hold 31 bits of milliseconds, 25 days; a longer one ends at once."""
+    harness: dict[str, Any] = {"args": {"path": stand_in}, "timeout_s": timeout_s}
+    claude = recipe(config({"use": "claude-code", **harness}, tmp_path)).program(SEAT)
+    assert {value for name, value in claude.env.items() if name.endswith("TIMEOUT_MS")} == {str(timer)}
+    files = recipe(config({"use": "opencode", **harness}, tmp_path)).files(SEAT)
+    written = json.loads(files[".config/opencode/opencode.json"])
+    assert written["provider"]["canter"]["options"]["chunkTimeout"] == timer
+
+
 def test_claude_code_can_be_as_it_is_for_its_own_service(stand_in: str, tmp_path: Path) -> None:
     def env(quiet: bool) -> dict[str, str]:
         args = {"path": stand_in, "quiet": quiet}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from canter.errors import ConfigError
 S = TypeVar("S", bound=Section)
 
 _WRONG_TYPE = ("_type", "_parsing")
+_LONGEST_TIMER_MS = 2**31 - 1
 
 
 def arguments(config: Config, name: str, kind: type[S]) -> S:
@@ -54,6 +56,11 @@ def program_at(config: Config, setting: str, name: str) -> Path:
     if not os.access(file, os.X_OK):
         raise ConfigError(f"harness.args.{setting}: {file} cannot be executed; chmod +x it")
     return file
+
+
+def timer_ms(seconds: float) -> int:
+    """A time in milliseconds as JavaScript's timers take it: a longer one would end at once."""
+    return min(math.ceil(seconds * 1000), _LONGEST_TIMER_MS)
 
 
 def _explain(setting: str, fault: str, message: str, args: Mapping[str, object], name: str, kind: type[Section]) -> str:

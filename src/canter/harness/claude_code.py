@@ -8,7 +8,6 @@ and be of any length. All names that it has for models are the run's model.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from pydantic import Field
 from canter.config import Config
 from canter.errors import ConfigError
 from canter.harness import Entry, Npm, Program, Seat
-from canter.harness.arguments import arguments, text_of
+from canter.harness.arguments import arguments, text_of, timer_ms
 from canter.harness.installed import Installed
 from canter.harness.installed import program as find
 
@@ -34,6 +33,14 @@ _MODELS = (
     "CLAUDE_CODE_SUBAGENT_MODEL",
     "CLAUDE_CODE_WORKFLOW_SUBAGENT_MODEL",
 )
+
+_PATIENCE = (
+    "API_TIMEOUT_MS",
+    "CLAUDE_STREAM_FIRST_BYTE_TIMEOUT_MS",
+    "CLAUDE_STREAM_IDLE_TIMEOUT_MS",
+    "CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS",
+)
+"""What it bounds its waiting for a reply with."""
 
 _ALWAYS = {
     "IS_SANDBOX": "1",  # as root it skips no permissions without it
@@ -128,7 +135,7 @@ class ClaudeCode:
     def _env(self, seat: Seat) -> dict[str, str]:
         env = {**dict.fromkeys(_MODELS, seat.model), **_ALWAYS, **(_QUIET if self.settings.quiet else {})}
         env["CLAUDE_CONFIG_DIR"] = str(seat.folder / "home" / ".claude")
-        env["API_TIMEOUT_MS"] = str(math.ceil(self.timeout_s * 1000))
+        env |= dict.fromkeys(_PATIENCE, str(timer_ms(self.timeout_s)))
         env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(self.max_tokens)
         if self.context_tokens is not None:
             env["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(self.context_tokens)

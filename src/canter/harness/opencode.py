@@ -7,7 +7,6 @@ through standard input: an argument would reach the model in quotation marks.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 from canter.config import Config
 from canter.harness import Entry, Npm, Program, Seat
-from canter.harness.arguments import arguments
+from canter.harness.arguments import arguments, timer_ms
 from canter.harness.installed import Installed
 from canter.harness.installed import program as find
 
@@ -75,7 +74,6 @@ class OpenCode:
     def _config(self, seat: Seat) -> dict[str, Any]:
         limit = {"context": self.context_tokens or UNBOUNDED, "output": self.max_tokens}
         model = f"{PROVIDER}/{seat.model}"
-        wait_ms = math.ceil(self.timeout_s * 1000)
         provider = {
             "npm": "@ai-sdk/openai-compatible",  # part of the program
             "name": "Canter",
@@ -84,7 +82,7 @@ class OpenCode:
                 "apiKey": "{env:OPENAI_API_KEY}",
                 "timeout": False,
                 "headerTimeout": False,
-                "chunkTimeout": wait_ms,
+                "chunkTimeout": timer_ms(self.timeout_s),
             },
             "models": {seat.model: {"name": seat.model, "tool_call": True, "limit": limit}},
         }
