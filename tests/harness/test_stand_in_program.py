@@ -21,8 +21,14 @@ git init -q . && git status --short > own-git-said 2>&1
 """
 
 
-async def test_files_standard_input_and_no_repository(tmp_path: Path) -> None:
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True, timeout=30)
+    return tmp_path
+
+
+async def test_files_standard_input_and_no_repository(checkout: Path) -> None:
+    tmp_path = checkout
     (tmp_path / "agent").write_text(SCRIPT)
     (tmp_path / "agent").chmod(0o755)
     harness = {"use": "codex", "args": {"path": "./agent"}}
