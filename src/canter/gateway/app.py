@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from canter import __version__
 from canter.config import Config
 from canter.errors import BadRequest, CanterError, Forbidden, Refused, StoreError
 from canter.gateway.api import Api
@@ -15,6 +16,7 @@ from canter.gateway.dialects.routes import BY_PATH, COUNTS
 from canter.gateway.gate import Gate
 from canter.gateway.http import ClientGone, Receive, Reply, Request, Scope, Send
 from canter.gateway.models import anthropic_model, anthropic_models, openai_model, openai_models
+from canter.gateway.openapi import document
 from canter.gateway.outage import Uptime
 from canter.gateway.problems import Shape, reply_to, status_and_kind
 from canter.gateway.redact import loggable
@@ -27,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _MODELS = "/v1/models"
 _RESPONSES = "/v1/responses/"
+_DOCUMENT = "/openapi.json"
 _ALIVE = frozenset({("HEAD", "/"), ("GET", "/"), ("GET", "/healthz"), ("HEAD", "/healthz"), ("HEAD", "/api/hello")})
 
 
@@ -70,6 +73,9 @@ class App:
             request.check_headers()
             if (request.method, request.path) in _ALIVE:
                 await request.reply(Reply(200, b'{"status":"ok"}'))
+                return
+            if (request.method, request.path) == ("GET", _DOCUMENT):
+                await request.reply(Reply.json(document(__version__, self._models)))
                 return
             key = await identify(request, self._store)
             await self._serve(request, key)
@@ -174,7 +180,7 @@ class App:
 def _shape_of(request: Request) -> Shape:
     """The shape of errors for a request."""
     path = request.path
-    dialect = BY_PATH.get(path)
+    dialect = BY_PATH.get(path) or COUNTS.get(path)
     if dialect is not None:
         return dialect.shape
     if not path.startswith("/v1/"):
