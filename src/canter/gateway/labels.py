@@ -10,14 +10,14 @@ earlier turn says is no request. `docs/harnesses.md` lists them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from canter.gateway.dialects.canonical import Asked, Chat
 from canter.types import ForkCause
 
-_READ_CHARACTERS = 16384
-"""So much of a message is looked at: harnesses begin with what they want."""
+_READ_CHARACTERS = 4096
+"""So much of a message is looked at, half of it at its beginning and half at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,27 @@ class _Header:
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """Requests in which a line begins with `text`."""
+    """Requests in which a line begins with `words`, or that have them somewhere (`inside`)."""
+
+    words: str
+    label: Label
+    inside: bool = False
+
+    def is_in(self, text: str) -> bool:
+        if self.words not in text:  # nearly always, and cheap
+            return False
+        return self.inside or any(line.lstrip().startswith(self.words) for line in text.splitlines())
+
+
+@dataclass(frozen=True, slots=True)
+class _Phrase:
+    """Requests in which a line begins as `text` says."""
 
     text: re.Pattern[str]
     label: Label
+
+    def is_in(self, text: str) -> bool:
+        return self.text.search(text) is not None
 
 
 def _header(name: str, value: str, label: Label) -> _Header:
@@ -61,7 +78,11 @@ def _header(name: str, value: str, label: Label) -> _Header:
 
 
 def _marks(label: Label, *lines: str) -> tuple[_Mark, ...]:
-    return tuple(_Mark(re.compile(rf"^[ \t]*(?:{line})", re.MULTILINE), label) for line in lines)
+    return tuple(_Mark(words, label) for words in lines)
+
+
+def _phrase(label: Label, line: str) -> _Phrase:
+    return _Phrase(re.compile(rf"^\s*{line}", re.MULTILINE | re.IGNORECASE), label)
 
 
 _KIND_HEADERS = (
@@ -84,57 +105,63 @@ _AGENT_HEADERS = (
 _MARKS = (
     *_marks(
         TITLE,
-        r"You are a title generator\b",  # OpenCode
-        r"Generate a title for this conversation\b",
-        r"Generate a concise, single-line task title\b",  # Codex
-        r"Generate a concise, sentence-case title\b",  # Claude Code
-        r"Generate a short kebab-case name\b",
-        r"Please write a 5-10 word title\b",
+        "You are a title generator",  # OpenCode
+        "Generate a title for this conversation",
+        "Generate a concise, single-line task title",  # Codex
+        "Generate a concise, sentence-case title",  # Claude Code
+        "Generate a short kebab-case name",
+        "Please write a 5-10 word title",
     ),
     *_marks(
         SUMMARY,
-        r"You are performing a CONTEXT CHECKPOINT COMPACTION\b",  # Codex
-        r"Your task is to create a detailed summary of (?:the|this) (?:conversation|RECENT portion)\b",  # Claude Code
-        r"You are a helpful AI assistant tasked with summarizing conversations\b",  # Claude Code, older OpenCode
-        r"You are a context summarization agent\b",  # OpenCode
-        r"You are an anchored context summarization assistant\b",
-        r"Create a new anchored summary from the conversation history\b",
-        r"\[earlier conversation truncated for compaction retry\]",  # Claude Code, where the first try overflowed
-        r"Provide a detailed prompt for continuing our conversation\b",
-        r"You are the component that summarizes (?:a conversation|internal chat history)\b",  # Qwen Code
-        r"First, reason in your <(?:analysis|scratchpad)>",
-        r"You are a specialized context summarizer\b",
-        r"You are maintaining a context-aware state summary\b",  # OpenHands
-        r"Context Extraction Assistant$",  # LangChain's summarisation middleware
+        "You are performing a CONTEXT CHECKPOINT COMPACTION",  # Codex
+        "Your task is to create a detailed summary of the conversation",  # Claude Code
+        "Your task is to create a detailed summary of this conversation",
+        "Your task is to create a detailed summary of the RECENT portion",
+        "[earlier conversation truncated for compaction retry]",
+        "You are a helpful AI assistant tasked with summarizing conversations",  # Claude Code, older OpenCode
+        "You are a context summarization agent",  # OpenCode
+        "You are an anchored context summarization assistant",
+        "Create a new anchored summary from the conversation history",
+        "Provide a detailed prompt for continuing our conversation",
+        "You are the component that summarizes a conversation",  # Qwen Code
+        "You are the component that summarizes internal chat history",
+        "First, reason in your <analysis> block",
+        "First, reason in your <scratchpad>",
+        "You are a specialized context summarizer",
+        "You are maintaining a context-aware state summary",  # OpenHands
+        "Context Extraction Assistant",  # LangChain
     ),
     *_marks(
         MEMORY,
-        r"You are now acting as the (?:managed )?memory extraction subagent\b",  # Claude Code, Qwen Code
-        r"You are a Memory Writing Agent\b",  # Codex
-        r"## Memory Writing Agent\b",
+        "You are now acting as the memory extraction subagent",  # Claude Code
+        "You are now acting as the managed memory extraction subagent",  # Qwen Code
+        "You are a Memory Writing Agent",  # Codex
+        "## Memory Writing Agent",
     ),
     *_marks(
         SIDE,
-        r"You are evaluating a \w+ hook in Claude Code\b",
-        r"You are verifying a stop condition in Claude Code\b",
-        r"You are a background observer (?:paired with the agent|of the worker)\b",
-        r"You are a classifier\. Answer with exactly one of these labels\b",
-        r"\[SUGGESTION MODE\b",
-        r"Analyze \*only\* the content and structure of your immediately preceding response\b",  # Qwen Code
+        "You are verifying a stop condition in Claude Code",
+        "You are a background observer paired with the agent",  # Claude Code
+        "You are a background observer of the worker",
+        "You are a classifier. Answer with exactly one of these labels",
+        "[SUGGESTION MODE",
+        "Analyze *only* the content and structure of your immediately preceding response",  # Qwen Code
     ),
-    _Mark(re.compile(r"\bcc_is_subagent=true\b"), SUBAGENT),  # Claude Code, in a pseudo-header of its system text
+    _Mark("hook in Claude Code. Your task is to evaluate the condition", SIDE, inside=True),
+    _Mark("cc_is_subagent=true", SUBAGENT, inside=True),  # Claude Code, in a pseudo-header of its system text
 )
 _REBUILT_MARKS = _marks(
     REBUILT,
-    r"This session is being continued from a previous conversation that ran out of context\b",  # Claude Code
-    r"Another language model started to solve this problem and produced a summary\b",  # Codex
-    r"What did we do so far\?$",  # OpenCode
+    "This session is being continued from a previous conversation that ran out of context",  # Claude Code
+    "Another language model started to solve this problem and produced a summary",  # Codex
+    "What did we do so far?",  # OpenCode
 )
-_TOOLLESS_MARKS = (
-    *_marks(TITLE, r"(?:Generate|Write|Create|Suggest|Come up with) an? [^.\n]{0,60}\b(?:title|name for this)\b"),
-    *_marks(
+_TOOLLESS_PHRASES = (
+    _phrase(TITLE, r"(?:generate|write|create|suggest|come up with) an? [^.\n]{0,60}\b(?:title|name for this)\b"),
+    _phrase(
         SUMMARY,
-        r"(?:Please )?(?:[Ss]ummari[sz]e|[Cc]ompress) (?:the|this|our) [^.\n]{0,40}(?:conversation|history|session)\b",
+        r"(?:please )?(?:summari[sz]e|compress) (?:the|this|our) [^.\n]{0,40}\b(?:conversation|history|session)\b",
     ),
 )
 """What only counts where an attempt that has tools asks without them: other harnesses' words for the same."""
@@ -147,23 +174,23 @@ def classify(headers: Mapping[bytes, bytes], asked: Asked, *, tools_seen: bool) 
     if by_kind is not None:
         return by_kind
     texts = list(_asking(asked))
-    marked = _by_mark(_MARKS, texts)
+    marked = _by_text(_MARKS, texts)
     if marked is not None:
         return marked
     by_agent = _by_header(_AGENT_HEADERS, headers)
     if by_agent is not None:
         return by_agent
     if tools_seen and _asks_without_tools(asked):
-        return _by_mark(_TOOLLESS_MARKS, texts) or SIDE
-    return _by_mark(_REBUILT_MARKS, texts) or MAIN
+        return _by_text(_TOOLLESS_PHRASES, texts) or SIDE
+    return _by_text(_REBUILT_MARKS, texts) or MAIN
 
 
 def _by_header(rules: tuple[_Header, ...], headers: Mapping[bytes, bytes]) -> Label | None:
     return next((rule.label for rule in rules if rule.value.search(headers.get(rule.name, b""))), None)
 
 
-def _by_mark(rules: tuple[_Mark, ...], texts: list[str]) -> Label | None:
-    return next((rule.label for rule in rules if any(rule.text.search(text) for text in texts)), None)
+def _by_text(rules: Sequence[_Mark | _Phrase], texts: Sequence[str]) -> Label | None:
+    return next((rule.label for rule in rules if any(rule.is_in(text) for text in texts)), None)
 
 
 def _asks_without_tools(asked: Asked) -> bool:
@@ -178,4 +205,5 @@ def _asking(asked: Asked) -> Iterator[str]:
     messages = asked.prompt.messages
     turns = [i for i, message in enumerate(messages) if message.role in ("assistant", "tool")] or [len(messages)]
     for message in (*messages[: turns[0]], *messages[turns[-1] + 1 :]):
-        yield message.content[:_READ_CHARACTERS]
+        text, half = message.content, _READ_CHARACTERS // 2
+        yield text if len(text) <= _READ_CHARACTERS else f"{text[:half]}\n{text[-half:]}"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from canter.errors import BadRequest, ContextOverflow
+from canter.errors import BadRequest, ContextOverflow, TemplateError
 from canter.gateway.attempts import Conversation
 from canter.gateway.delta import Delta
 from canter.gateway.dialects.canonical import Asked, Chat, Text, Tokens
@@ -71,7 +72,8 @@ class Prompts:
         match asked.prompt:
             case Chat(messages, tools) as chat:
                 if self._may_overflow(request_bytes, context_tokens):
-                    self._check(self._tokenizer.apply_chat_template(chat.messages, chat.tools), context_tokens)
+                    with contextlib.suppress(TemplateError):  # the rendering settles what a template does not take
+                        self._check(self._tokenizer.apply_chat_template(chat.messages, chat.tools), context_tokens)
                 plan = tree_of(conversation).plan(messages, tools, label=label.name, hint=label.hint)
                 return Prompt(plan.prompt, plan)
             case Text(text):

@@ -11,6 +11,7 @@ from renderers.base import RENDERER_REGISTRY, ToolCallParseStatus, _populate_reg
 from renderers.configs import config_from_name
 
 from canter.errors import TemplateError
+from canter.tokens.conform import find_demands, settle
 from canter.tokens.messages import Message, ToolCall, ToolSpec
 from canter.tokens.parsing import Parsed, parse_reply
 from canter.tokens.tokenizer import ChatTokenizer, plain_tools
@@ -49,6 +50,7 @@ class FamilyRendering:
         self.tokenizer = tokenizer
         self.renderer = renderer
         self._hermes = hermes
+        self._demands = find_demands(lambda messages: tokenizer.decode(_render(tokenizer, renderer, messages, [])))
         self._stops = tuple(dict.fromkeys((*renderer.get_stop_token_ids(), *tokenizer.stop_token_ids)))
 
     @property
@@ -56,12 +58,12 @@ class FamilyRendering:
         return self._stops
 
     def full(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Ids:
-        return as_ids(_render(self.tokenizer, self.renderer, messages, tools))
+        return as_ids(_render(self.tokenizer, self.renderer, settle(messages, self._demands), tools))
 
     def bridge(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, prompt: Ids, sampled: Ids, new_from: int
     ) -> Ids | None:
-        new = [self.tokenizer.plain(m) for m in messages[new_from:]]
+        new = [self.tokenizer.plain(m) for m in settle(messages[new_from:], self._demands, follows=True)]
         tail, reply = prompt[-_TAIL:].tolist(), sampled.tolist()
         try:
             extended = self.renderer.bridge_to_next_turn(tail, reply, new, tools=plain_tools(tools) or None)

@@ -145,8 +145,8 @@ def arguments_agree(sampled: str, echoed: str) -> bool:
     """Whether echoed arguments are the sampled ones, or only what a harness adds to or normalises in them.
 
     Harmless are: another spelling of the same JSON, members added to objects (Claude Code writes defaults in), a
-    leading `cd DIR && ` removed from a string (Claude Code keeps the working directory itself), and the sampled text
-    quoted as what it is (Claude Code, for arguments that it could not read).
+    leading `cd DIR && ` removed from a string (Claude Code keeps the working directory itself), blanks trimmed at the
+    ends of a string, and the sampled text quoted as what it is (Claude Code, for arguments that it could not read).
     """
     if sampled == echoed:
         return True
@@ -218,7 +218,8 @@ def _agree(sampled: Any, echoed: Any) -> bool:
         case list(), list():
             return len(sampled) == len(echoed) and all(map(_agree, sampled, echoed))
         case str(), str():
-            return sampled == echoed or (sampled.startswith("cd ") and sampled.partition(" && ")[2] == echoed)
+            ours, theirs = sampled.strip(), echoed.strip()
+            return ours == theirs or (ours.startswith("cd ") and ours.partition(" && ")[2].strip() == theirs)
         case _:
             return _canonical(sampled) == _canonical(echoed)
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from canter.errors import TemplateError
+from canter.tokens.conform import find_demands, settle
 from canter.tokens.messages import Message, ToolCall, ToolSpec, tools_key
 from canter.tokens.parsing import Parsed, parse_reply
 from canter.tokens.tokenizer import ChatTokenizer, PlainTool, plain_tools
@@ -63,17 +64,21 @@ class TemplateRendering:
         if close is not None:
             self._stops[close] = tokenizer.token(close) or ""
         self._thinks = "think>" in tokenizer.chat_template or tokenizer.token_id("</think>") is not None
+        self._demands = find_demands(lambda messages: self._render(messages, []))
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         return tuple(self._stops)
 
     def full(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Ids:
-        return self.tokenizer.encode(self._render(messages, self._plain_tools(tools)))
+        return self.tokenizer.encode(self._render(settle(messages, self._demands), self._plain_tools(tools)))
 
     def bridge(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, prompt: Ids, sampled: Ids, new_from: int
     ) -> Ids | None:
+        head = settle(messages[:new_from], self._demands)
+        messages = [*head, *settle(messages[new_from:], self._demands, follows=True)]
+        new_from = len(head)
         reply = messages[new_from - 1]
         closed = len(sampled) > 0 and int(sampled[-1]) in self._stops
         if reply.role != "assistant":
@@ -144,7 +149,9 @@ class TemplateRendering:
     def _read(self, messages: Sequence[Message], tools: list[PlainTool], at: int) -> _Continuation | None:
         reply = messages[at]
         text = self._render([*messages[:at], _placeholder(reply), *messages[at + 1 :]], tools)
-        if reply.tool_calls and _ARGUMENT not in text:  # a template that writes no tool calls closes a turn all the same
+        if (
+            reply.tool_calls and _ARGUMENT not in text
+        ):  # a template that writes no tool calls closes a turn all the same
             text = self._render([*messages[:at], _placeholder(reply, with_content=True), *messages[at + 1 :]], tools)
         before = self._render(messages[:at], tools)
         if not text.startswith(before):
