@@ -33,6 +33,10 @@ def with_setting(section: str, key: str, value: object) -> dict[str, object]:
         (with_setting("trainer", "steps", 0), "trainer.steps: Input should be greater than or equal to 1 (got 0)"),
         (with_setting("trainer", "steps", "many"), "trainer.steps"),
         (with_setting("harness", "use", "mini-swe-agent"), "exactly one of harness.use"),
+        (with_setting("harness", "args", {"x": {"a": 1}}), "harness.args: x = {'a': 1} is neither text, a number"),
+        (with_setting("harness", "args", {"x": ["a", 1]}), "harness.args: x = ['a', 1] is neither text, a number"),
+        (with_setting("harness", "args", {"x": float("inf")}), "harness.args: x = inf is neither text, a number"),
+        (with_setting("harness", "train_labels", []), "harness.train_labels"),
         (with_setting("sampling", "top_p", 0.9), "top_p must be 1"),
         (with_setting("sampling", "temperature", 0), "greedy"),
         (with_setting("sampling", "temperature", float("nan")), "sampling.temperature"),
@@ -93,6 +97,12 @@ def test_unreadable_files(tmp_path: Path) -> None:
             load(tmp_path / name)
     with pytest.raises(ConfigError, match="cannot read"):
         load(tmp_path / "absent.toml")
+
+
+def test_the_arguments_of_a_recipe_may_be_lists() -> None:
+    config = resolve(MINIMAL, ['harness.args.tools=["Bash", "Edit"]', "harness.args.bare=true"])
+    assert config.harness.args == {"tools": ["Bash", "Edit"], "bare": True}
+    assert resolve(tomllib.loads(to_toml(config))).harness.args == config.harness.args
 
 
 def test_paths_start_at_the_toml_file(tmp_path: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 
 class Section(BaseModel):
@@ -68,7 +69,7 @@ class HarnessConfig(Section):
     """Environment variables added to the harness's."""
     train_labels: list[str] | None = Field(default=None, min_length=1)
     """Labels of the calls that train (`docs/harnesses.md`); default: those that the recipe names,
-    and all for a command or function."""""
+    and all for a command or function.""" ""
     pass_env: list[str] = []
     """Names of variables that pass from the controller's environment (nothing else does)."""
     files: dict[str, str] = {}
@@ -77,6 +78,16 @@ class HarnessConfig(Section):
     """Wall time of one attempt; then its whole process tree is killed."""
     timeout_reward: float | None = 0.0
     """Reward of an attempt that timed out; unset to grade what it left."""
+
+    @field_validator("args", mode="before")
+    @classmethod
+    def args_are_plain(cls, args: Any) -> Any:
+        """One error for a value of another kind, not one for every kind that it is not."""
+        for name, value in args.items() if isinstance(args, dict) else ():
+            plain = isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+            if not plain and not (isinstance(value, list) and all(isinstance(part, str) for part in value)):
+                raise ValueError(f"{name} = {value!r} is neither text, a number, true, false nor a list of texts")
+        return args
 
     @model_validator(mode="after")
     def one_way_to_launch(self) -> Self:
