@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anthropic
 import numpy as np
 import openai
 import pytest
@@ -164,6 +165,89 @@ async def test_logprobs_are_relayed_where_they_are_asked_for() -> None:
     assert [entry.logprob for entry in reply.choices[0].logprobs.content] == [-0.02, -0.03]
 
 
+CALL = {"id": "call_0", "type": "function", "function": {"name": "ls", "arguments": '{"a": 1}'}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+async def test_messages_are_sent_as_the_chat_that_they_are() -> None:
+    async with passthrough(lambda n, body: chat_reply([1, 2], [7], tool_calls=[CALL], reasoning_content="hm")) as (
+        rig,
+        upstream,
+    ):
+        async with anthropic.AsyncAnthropic(base_url=rig.url, api_key=rig.agent_key, max_retries=0) as sdk:
+            reply = await sdk.messages.create(
+                model="policy",
+                max_tokens=50,
+                system="be brief",
+                messages=[
+                    {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+                    {
+                        "role": "assistant",
+                        "content": [{"type": "tool_use", "id": "toolu_9", "name": "ls", "input": {}}],
+                    },
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_9", "content": "f.py"}]},
+                ],
+                tools=[{"name": "ls", "description": "lists", "input_schema": SCHEMA}],
+                stop_sequences=["END"],
+            )
+        [call] = await rig.store.calls(["r1"])
+    assert [block.type for block in reply.content] == ["thinking", "text", "tool_use"]
+    assert reply.content[-1].input == {"a": 1}
+    assert reply.content[-1].id.startswith("toolu")
+    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (2, 1)
+    [sent] = upstream.seen
+    assert sent["messages"] == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hi"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "toolu_9", "type": "function", "function": {"name": "ls", "arguments": "{}"}}],
+        },
+        {"role": "tool", "content": "f.py", "tool_call_id": "toolu_9"},
+    ]
+    function = {"name": "ls", "description": "lists", "parameters": SCHEMA}
+    assert sent["tools"] == [{"type": "function", "function": function}]
+    assert sent["stop"] == ["END"]
+    assert (sent["max_tokens"], sent["return_token_ids"]) == (50, True)
+    assert "system" not in sent
+    assert (call.suffix.tolist(), call.sampled.tolist(), call.dialect) == ([1, 2], [7], "messages")
+
+
+async def test_responses_go_on_from_a_stored_one_through_the_chat() -> None:
+    async with (
+        passthrough(lambda n, body: chat_reply([1], [2], content=f"said {n}")) as (rig, upstream),
+        rig.sdk() as sdk,
+    ):
+        first = await sdk.responses.create(model="policy", input="one", instructions="be brief")
+        stream = await sdk.responses.create(
+            model="policy", input="two", previous_response_id=first.id, stream=True, max_output_tokens=9
+        )
+        events = [event async for event in stream]
+    assert first.output_text == "said 0"
+    assert events[-1].response.output_text == "said 1"
+    assert [m["content"] for m in upstream.seen[1]["messages"]] == ["one", "said 0", "two"]
+    assert upstream.seen[1]["max_tokens"] == 9
+    assert "stream" not in upstream.seen[1]
+
+
+async def test_what_the_server_refuses_is_told_in_the_protocol_of_the_harness() -> None:
+    def overflow(number: int, body: dict[str, Any]) -> web.Response:
+        message = "This model's maximum context length is 10 tokens, however you requested 20"
+        return web.json_response({"error": {"message": message, "type": "x", "code": 400}}, status=400)
+
+    async with passthrough(overflow) as (rig, _), rig.sdk() as sdk:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await sdk.responses.create(model="policy", input="one")
+        status, body = await rig.post("/v1/messages", {"model": "policy", "max_tokens": 5, "messages": [USER]})
+        counted, why = await rig.post("/v1/messages/count_tokens", {"model": "policy", "messages": [USER]})
+    assert caught.value.code == "context_length_exceeded"
+    assert (status, body["type"], body["error"]["type"]) == (400, "error", "invalid_request_error")
+    assert body["error"]["message"] == "prompt is too long: 20 tokens > 10 maximum"
+    assert counted == 400
+    assert "engine.use" in why["error"]["message"]
+
+
 async def test_completions_pass_through_too() -> None:
     async with passthrough(lambda n, body: completions_reply([5, 6], [7])) as (rig, upstream), rig.sdk() as sdk:
         reply = await sdk.completions.create(model="policy", prompt="hi")
@@ -242,7 +326,7 @@ async def test_the_servers_refusals_are_told_as_they_are() -> None:
     replies = [error(400, overflow), error(422, "bad field", param="tools"), error(400, "no", code="odd_code")]
     async with passthrough(lambda n, body: replies[n]) as (rig, _), rig.sdk() as sdk:
         for code, param, text in (
-            ("context_length_exceeded", None, "maximum context length"),
+            ("context_length_exceeded", "messages", "maximum context length"),
             ("invalid_request", "tools", "bad field"),
             ("odd_code", None, "no"),
         ):

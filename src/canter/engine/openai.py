@@ -7,6 +7,7 @@ recorded as it gives them. Nothing here renders or tokenises.
 from __future__ import annotations
 
 import array
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -16,13 +17,15 @@ import orjson
 from yarl import URL
 
 from canter.engine.origin import Origin, Response
-from canter.errors import BadRequest, EngineError, EngineUnavailable
+from canter.errors import BadRequest, ContextOverflow, EngineError, EngineUnavailable
 from canter.types import NO_IDS, NO_LOGPROBS, FinishReason, Generation, Ids, Logprobs, VersionSpan
 
 Route = Literal["/chat/completions", "/completions"]
 _ROUTES: tuple[Route, ...] = get_args(Route)
 
 _PROMPT_IDS = b'"prompt_token_ids":['
+_LIMIT = re.compile(r"maximum (?:context|model) length (?:is|of) (\d{1,12})")
+_NUMBER = re.compile(r"\b\d{1,12}\b")
 _FINISH = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "tool_calls": FinishReason.TOOL_CALLS}
 
 
@@ -156,8 +159,10 @@ def _refusal(response: Response, url: str) -> Exception:
         return EngineUnavailable(f"{url} is overloaded: {message}", retry_after_s=wait_s)
     if status < 400 or status >= 500 or status == 404:
         return EngineError(f"{url} answered {status}: {message}")
-    if "maximum context length" in message:
-        code = "context_length_exceeded"
+    if (found := _LIMIT.search(message)) is not None:
+        limit = int(found[1])
+        asked = max((int(n) for n in _NUMBER.findall(message) if int(n) > limit), default=None)
+        return ContextOverflow(asked or limit + 1, limit, at_least=asked is None)
     return BadRequest(
         message, param=param if isinstance(param, str) else None, code=code if isinstance(code, str) else None
     )
