@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator, Collection, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, MutableMapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -208,31 +209,43 @@ def _unknown(batch: Batch) -> list[str]:
     return [f"{count} forks of cause unknown"] if count else []
 
 
-async def run_trial(config: Config, run: RunFolder, task: Task, model: Model) -> Trial:
+Between = Callable[[str], AbstractAsyncContextManager[str]]
+"""Gateway's URL → while it is open, the URL that the harness is given."""
+
+
+async def run_trial(
+    config: Config,
+    run: RunFolder,
+    task: Task,
+    model: Model,
+    *,
+    timing: Timing | None = None,
+    between: Between = contextlib.nullcontext,
+) -> Trial:
     """Runs the harness of `config` once at `task` and waits for its end. Every wait has a deadline.
 
-    The store, the attempt's folder and the record stay in `run`. Raises ConfigError and LaunchError where the harness
-    cannot be started at all.
+    The store, the attempt's folder and the record stay in `run`. `between` can put something between harness and
+    gateway. Raises ConfigError and LaunchError where the harness cannot be started at all.
     """
     began = time.monotonic()
     store = open_store(run.store)
     try:
-        async with _gateway(config, store, model) as (url, watched):
+        async with _gateway(config, store, model, timing or Timing()) as (url, watched):
             rollout = Rollout(ROLLOUT, "trial", task, max_attempts=1)
             await store.create_rollouts([rollout])
-            async with Client(url, await store.issue_key(KeyKind.SERVICE)) as client:
-                errors = await _controlled(config, client, run.path, url, store)
+            async with Client(url, await store.issue_key(KeyKind.SERVICE)) as client, between(url) as harness_url:
+                errors = await _controlled(config, client, run.path, harness_url, store)
         return await _account(config, run, store, watched.requests, time.monotonic() - began, errors)
     finally:
         await store.close()
 
 
 @contextlib.asynccontextmanager
-async def _gateway(config: Config, store: Store, model: Model) -> AsyncIterator[tuple[str, Watched]]:
+async def _gateway(config: Config, store: Store, model: Model, timing: Timing) -> AsyncIterator[tuple[str, Watched]]:
     engines = Engines(lambda url, key: model.engine)
     await engines.register(EngineRecord("local:", "trial", 0), "none")
     source = PolicySource(config, model.rendering, model.tokenizer, engines)
-    watched = Watched(create_app(config, store, source, timing=Timing()))
+    watched = Watched(create_app(config, store, source, timing=timing))
     try:
         async with serve(watched, config.gateway, grace_s=2.0) as url:
             yield url, watched
