@@ -14,8 +14,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from canter.tokens.messages import Message, ToolCall, ToolSpec
 from canter.tokens.rendering import Rendering, make_rendering
 from canter.tokens.tokenizer import ChatTokenizer
-from canter.tokens.tree import Plan, Tree
-from canter.types import Call, CallStatus, Ids, as_ids
+from canter.tokens.tree import AGENT, Plan, Tree
+from canter.types import Call, CallStatus, ForkCause, Ids, as_ids
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
@@ -136,8 +136,15 @@ class Harness:
     tree: Tree
     rows: list[tuple[Call, tuple[Message, ...], tuple[ToolSpec, ...], Message]] = field(default_factory=list)
 
-    def plan(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Plan:
-        return self.tree.plan(messages, tools)
+    def plan(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        label: str = AGENT,
+        hint: ForkCause | None = None,
+    ) -> Plan:
+        return self.tree.plan(messages, tools, label=label, hint=hint)
 
     def finish(
         self,
@@ -166,6 +173,7 @@ class Harness:
             logprobs=np.zeros(len(sampled), np.float32),
             versions=(),
             status=CallStatus.OK,
+            label=plan.label,
             fork=plan.fork,
         )
         self.tree.add(call.id, plan, messages, reply, sampled, ordinal=ordinal)
@@ -206,7 +214,7 @@ def check_plan(harness: Harness, plan: Plan) -> None:
 def same_plan(left: Plan, right: Plan) -> None:
     np.testing.assert_array_equal(left.prompt, right.prompt)
     np.testing.assert_array_equal(left.suffix, right.suffix)
-    for name in ("parent_id", "prefix_len", "fork", "proposed_parent_id", "fork_at", "message_keys", "tools"):
+    for name in ("parent_id", "prefix_len", "fork", "proposed_parent_id", "fork_at", "message_keys", "tools", "label"):
         assert getattr(left, name) == getattr(right, name), name
 
 

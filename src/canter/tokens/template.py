@@ -149,9 +149,7 @@ class TemplateRendering:
     def _read(self, messages: Sequence[Message], tools: list[PlainTool], at: int) -> _Continuation | None:
         reply = messages[at]
         text = self._render([*messages[:at], _placeholder(reply), *messages[at + 1 :]], tools)
-        if (
-            reply.tool_calls and _ARGUMENT not in text
-        ):  # a template that writes no tool calls closes a turn all the same
+        if reply.tool_calls and _ARGUMENT not in text:  # a template that writes no tool calls still closes the turn
             text = self._render([*messages[:at], _placeholder(reply, with_content=True), *messages[at + 1 :]], tools)
         before = self._render(messages[:at], tools)
         if not text.startswith(before):
