@@ -86,8 +86,8 @@ BAD_CHATS: dict[str, dict[str, Any]] = {
     "part unknown": part({"type": "hologram", "hologram": 1}),
     "part of responses": part({"type": "input_text", "text": "x"}),
     "part refusal of a user": part({"type": "refusal", "refusal": "no"}),
-    "image in a tool result": messages(
-        USER, {"role": "tool", "tool_call_id": "a", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    "hologram in a tool result": messages(
+        USER, {"role": "tool", "tool_call_id": "a", "content": [{"type": "hologram", "hologram": "x"}]}
     ),
     "tool without id": messages(USER, {"role": "tool", "content": "x"}),
     "tool id number": messages(USER, {"role": "tool", "tool_call_id": 3, "content": "x"}),

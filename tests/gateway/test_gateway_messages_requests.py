@@ -142,7 +142,7 @@ BAD: dict[str, list[dict[str, Any]]] = {
     "is_error": [in_result(is_error=v) for v in but(BOOL, NONE)],
     "tool result": [
         in_result(content=v)
-        for v in [*but(STR, LIST, NONE), *([v] for v in ANY), [{"type": "image"}], [{"type": "text", "text": 1}],
+        for v in [*but(STR, LIST, NONE), *([v] for v in ANY), [{"type": "hologram"}], [{"type": "text", "text": 1}],
                   [{"type": "tool_reference"}]]
     ],
     "tool use": [

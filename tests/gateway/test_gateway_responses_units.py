@@ -301,5 +301,5 @@ def test_parts_of_a_text_are_joined_as_in_chat() -> None:
 
 def test_a_refused_part_is_named() -> None:
     with pytest.raises(BadRequest, match="input_image") as refused:
-        read_items([{"type": "function_call_output", "call_id": "1", "output": [{"type": "input_image"}]}])
+        read_items([{"role": "user", "content": [{"type": "input_image"}]}])
     assert refused.value.code == "unsupported_content"

@@ -17,7 +17,9 @@ from canter.errors import ContextOverflow, EngineError, EngineUnavailable, Unaut
 from canter.gateway.calls import why_untrainable
 from canter.gateway.delta import Recent, common_prefix
 from canter.gateway.dialects.canonical import Start
-from canter.gateway.dialects.chat import ChatCompletions
+from canter.gateway.dialects.chat import ChatCompletions, parse_messages
+from canter.gateway.dialects.messages_blocks import conversation
+from canter.gateway.dialects.responses_input import read_items
 from canter.gateway.engines import Engines, Running
 from canter.gateway.gate import Gate
 from canter.gateway.http import new_id
@@ -180,6 +182,18 @@ def test_a_request_is_the_same_however_it_is_spelled_and_travels() -> None:
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
     ]
     assert len({digest(**fields) for fields in [*others, {}]}) == len(others) + 1
+
+
+def test_a_picture_that_a_tool_found_does_not_end_the_rollout() -> None:
+    """A user's is refused (see the tests of bad requests); a tool's is named in its place, in every protocol."""
+    text, shown = {"type": "text", "text": "a.png"}, "a.png\n[{} left out: this model reads text only]"
+    chat = {"role": "tool", "tool_call_id": "1", "content": [text, {"type": "image_url", "image_url": {"url": "x"}}]}
+    assert parse_messages({"messages": [chat]})[0].content == shown.format("image_url")
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [text, {"type": "image", "source": {}}]}
+    assert conversation({"messages": [{"role": "user", "content": [result]}]}, {})[0].content == shown.format("image")
+    output = [{"type": "input_text", "text": "a.png"}, {"type": "input_image", "image_url": "x"}]
+    [item] = read_items([{"type": "function_call_output", "call_id": "1", "output": output}])
+    assert item.content == shown.format("input_image")
 
 
 # -- what may be trained --

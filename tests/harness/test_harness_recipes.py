@@ -161,6 +161,12 @@ def test_codex_gets_its_file_and_the_prompt_through_standard_input(stand_in: str
     assert "secret-key" not in str(files) + str(program)
 
 
+def test_claude_code_is_not_told_of_a_window_that_it_takes_for_full(stand_in: str, tmp_path: Path) -> None:
+    settings = tree({"use": "claude-code", "args": {"path": stand_in}})
+    found = recipe(resolve({**settings, "model": {"path": "m", "context_tokens": 4096}}, base=tmp_path))
+    assert "CLAUDE_CODE_MAX_CONTEXT_TOKENS" not in found.program(SEAT).env
+
+
 def test_claude_code_calls_every_model_by_the_name_of_the_runs(stand_in: str, tmp_path: Path) -> None:
     (tmp_path / "more.md").write_text("Be kind.")
     args = {"path": stand_in, "tools": [], "max_turns": 3, "append_system_prompt": "more.md", "compact": False}

@@ -69,6 +69,11 @@ _MEMORY = ("CLAUDE.md", "CLAUDE.local.md", "AGENTS.md", ".claude/**")
 """What it reads of a folder and of all above."""
 
 
+_SMALLEST_WINDOW = 32_768
+"""Tokens. It keeps some 23,000 of a window free, and takes a smaller one for full before it has asked anything; there
+it learns from the gateway's refusal that a prompt is too long."""
+
+
 class Settings(Installed):
     """`harness.args`; unset ones are left to Claude Code."""
 
@@ -137,7 +142,7 @@ class ClaudeCode:
         env["CLAUDE_CONFIG_DIR"] = str(seat.folder / "home" / ".claude")
         env |= dict.fromkeys(_PATIENCE, str(timer_ms(self.timeout_s)))
         env["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] = str(self.max_tokens)
-        if self.context_tokens is not None:
+        if self.context_tokens is not None and self.context_tokens >= _SMALLEST_WINDOW:
             env["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] = str(self.context_tokens)
         if not self.settings.compact:
             env["DISABLE_AUTO_COMPACT"] = "1"

@@ -34,8 +34,10 @@ _OFF = (
     "remote_plugin",
     "skill_mcp_dependency_install",
     "tool_suggest",
+    "view_image",
 )
-"""Features that ask for something from elsewhere, or offer what is not there without a desktop and an account."""
+"""Features that ask for something from elsewhere, offer what is not there without a desktop and an account, or show
+pictures to a policy that reads text."""
 
 
 class Settings(Installed):

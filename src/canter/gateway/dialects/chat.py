@@ -154,7 +154,7 @@ def usage(answer: Answer) -> dict[str, Any]:
         "total_tokens": answer.prompt_tokens + answer.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": answer.reasoning_tokens,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
@@ -220,10 +220,10 @@ def _message(raw: object, at: str) -> Message:
     name = fields.optional_string(raw, "name", at=at)
     if role == "assistant":
         return _assistant(raw, at, name)
-    content = text_content(raw.get("content"), f"{at}content")
     if role == "tool":
+        content = text_content(raw.get("content"), f"{at}content", role)
         return Message(role, content, tool_call_id=fields.string(raw, "tool_call_id", at=at), name=name)
-    return Message(role, content, name=name)
+    return Message(role, text_content(raw.get("content"), f"{at}content"), name=name)
 
 
 def _assistant(raw: Mapping[str, Any], at: str, name: str | None) -> Message:
@@ -239,23 +239,23 @@ def _assistant(raw: Mapping[str, Any], at: str, name: str | None) -> Message:
     calls = fields.array(raw, "tool_calls", at=at)
     return Message(
         "assistant",
-        text_content(content, f"{at}content", assistant=True),
+        text_content(content, f"{at}content", "assistant"),
         reasoning=reasoning or None,
         tool_calls=tuple(_tool_call(call, f"{at}tool_calls[{i}].") for i, call in enumerate(calls)),
         name=name,
     )
 
 
-def text_content(content: object, at: str, *, assistant: bool = False) -> str:
+def text_content(content: object, at: str, role: Role = "user") -> str:
     """Content as one text: a string, or text parts, which are joined with newlines as inference servers do."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise fields.wrong(at, "a string or an array of content parts", content)
-    return "\n".join(_part(part, f"{at}[{i}]", assistant) for i, part in enumerate(content))
+    return "\n".join(_part(part, f"{at}[{i}]", role) for i, part in enumerate(content))
 
 
-def _part(part: object, at: str, assistant: bool) -> str:
+def _part(part: object, at: str, role: Role) -> str:
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping):
@@ -263,8 +263,10 @@ def _part(part: object, at: str, assistant: bool) -> str:
     type_ = fields.string(part, "type", at=f"{at}.")
     if type_ == "text":
         return fields.string(part, "text", at=f"{at}.")
-    if type_ == "refusal" and assistant:
+    if type_ == "refusal" and role == "assistant":
         return fields.string(part, "refusal", at=f"{at}.")
+    if role == "tool" and (text := fields.left_out(type_)) is not None:
+        return text
     raise BadRequest(
         f"{at} is a part of type {type_!r}; the policy reads text only", param=at, code="unsupported_content"
     )

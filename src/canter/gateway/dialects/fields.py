@@ -8,6 +8,10 @@ from typing import Any
 from canter.errors import BadRequest
 
 MAX_STOPS = 4
+_UNREADABLE = frozenset(
+    {"image", "image_url", "input_image", "document", "file", "input_file", "input_audio", "audio", "video"}
+)
+"""Parts of content that a policy which reads text cannot be shown."""
 
 
 def kind(value: object) -> str:
@@ -24,6 +28,15 @@ def wrong(param: str, wanted: str, value: object) -> BadRequest:
 
 def unsupported(param: str, what: str) -> BadRequest:
     return BadRequest(what, param=param, code="unsupported_value")
+
+
+def left_out(type_: str) -> str | None:
+    """What the policy reads in a tool's result in place of a part that is no text; `None` for a type that is not known.
+
+    A user's picture is refused: whoever sends it can be told. A tool's came up in the middle of a rollout, which a
+    refusal would end though the agent could go on without it.
+    """
+    return f"[{type_} left out: this model reads text only]" if type_ in _UNREADABLE else None
 
 
 def string(body: Mapping[str, Any], name: str, *, at: str = "") -> str:

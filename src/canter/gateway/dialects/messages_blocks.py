@@ -199,6 +199,8 @@ def _tool_result(block: Block, tools: Tools) -> Message:
             texts.append(_text(part))
         elif part.type == "tool_reference":
             texts.append(_referenced(fields.string(part.raw, "tool_name", at=f"{part.at}."), tools))
+        elif (text := fields.left_out(part.type)) is not None:
+            texts.append(text)
         else:
             raise _refused(part, "a tool result")
     return Message("tool", "\n".join(texts) or ("error" if failed else ""), tool_call_id=call_id)

@@ -201,7 +201,7 @@ def _read(builder: _Builder, item: Mapping[str, Any], type_: str, at: str) -> No
             builder.turn(item, CUSTOM).calls.append(_call(item, at, text if raw else custom_arguments(text)))
         case "function_call_output" | "custom_tool_call_output":
             output = item.get("output")
-            content = "" if output is None else _text(output, f"{at}output", _TEXT_PARTS)
+            content = "" if output is None else _text(output, f"{at}output", _TEXT_PARTS, of_tool=True)
             builder.add(Message("tool", content, tool_call_id=fields.string(item, "call_id", at=at)))
         case "item_reference":
             raise BadRequest(
@@ -260,16 +260,16 @@ def _arguments(item: Mapping[str, Any], at: str) -> str:
     return arguments or ""
 
 
-def _text(content: object, at: str, types: frozenset[str]) -> str:
+def _text(content: object, at: str, types: frozenset[str], *, of_tool: bool = False) -> str:
     """Content as one text: a string, or parts of these types, which are joined with newlines as in chat completions."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise fields.wrong(at, "a string or an array of content parts", content)
-    return "\n".join(_part(part, f"{at}[{i}]", types) for i, part in enumerate(content))
+    return "\n".join(_part(part, f"{at}[{i}]", types, of_tool) for i, part in enumerate(content))
 
 
-def _part(part: object, at: str, types: frozenset[str]) -> str:
+def _part(part: object, at: str, types: frozenset[str], of_tool: bool) -> str:
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping):
@@ -277,6 +277,8 @@ def _part(part: object, at: str, types: frozenset[str]) -> str:
     type_ = fields.string(part, "type", at=f"{at}.")
     if type_ in types:
         return fields.string(part, "refusal" if type_ == "refusal" else "text", at=f"{at}.")
+    if of_tool and (text := fields.left_out(type_)) is not None:
+        return text
     raise BadRequest(
         f"{at} is a part of type {type_[:80]!r}; the policy reads text only", param=at, code="unsupported_content"
     )
