@@ -30,7 +30,7 @@ from canter.types import Task
 
 AT_ONCE = 3
 """Harnesses that run side by side: most of them wait half of the time."""
-TIMEOUT_S = 180.0
+TIMEOUT_S = 300.0
 FENCE = Path(__file__).with_name("fence.py")
 
 

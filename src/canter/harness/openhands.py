@@ -17,7 +17,7 @@ from pydantic import Field
 
 from canter.config import Config
 from canter.harness import Entry, Pip, Program, Seat
-from canter.harness.arguments import arguments
+from canter.harness.arguments import arguments, text_of
 from canter.harness.installed import Installed
 from canter.harness.installed import program as find
 
@@ -41,6 +41,8 @@ class Settings(Installed):
     """How it asks the model: OpenAI's Chat Completions or Responses, or Anthropic's Messages."""
     max_iterations: int = Field(default=100, ge=1)
     """Most steps of the agent."""
+    system_prompt: str | None = None
+    """A text file, relative to the TOML file, that replaces its system prompt; how to use each tool stays behind it."""
     browser: bool = False
     """Whether it gets the browser tools, which need a browser on this machine."""
     sub_agents: bool = False
@@ -51,6 +53,7 @@ class Settings(Installed):
 class OpenHands:
     python: Path
     settings: Settings
+    system_prompt: str | None
     context_tokens: int | None
     max_tokens: int
     timeout_s: float
@@ -72,6 +75,7 @@ class OpenHands:
             "api": "responses" if self.settings.api == "responses" else "chat",
             "cli_mode": not self.settings.browser,
             "sub_agents": self.settings.sub_agents,
+            "system_prompt": self.system_prompt,
             "max_iterations": self.settings.max_iterations,
             "timeout_s": math.ceil(self.timeout_s),
             "max_input_tokens": None if context is None else max(1, context - self.max_tokens),
@@ -89,6 +93,7 @@ def from_config(config: Config) -> OpenHands:
     return OpenHands(
         python=find(config, ENTRY, settings),
         settings=settings,
+        system_prompt=text_of(config, "system_prompt", settings.system_prompt),
         context_tokens=config.model.context_tokens,
         max_tokens=config.sampling.max_tokens,
         timeout_s=config.harness.timeout_s,

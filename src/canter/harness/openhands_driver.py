@@ -1,7 +1,7 @@
 """Runs one OpenHands agent in the current folder.
 
 Run by the Python that has `openhands-sdk`; imports nothing of Canter. Its one argument is JSON: `model`, `base_url`,
-`api`, `cli_mode`, `sub_agents`, `max_iterations`, `timeout_s`, `max_input_tokens` (null where unknown),
+`api`, `cli_mode`, `sub_agents`, `system_prompt` (or null), `max_iterations`, `timeout_s`, `max_input_tokens` (or null),
 `max_output_tokens`. The task comes from the file `$CANTER_TASK`, the key from the environment. Exit code 0 when the
 agent has finished, 1 when it ran into a limit, got stuck or failed.
 """
@@ -57,6 +57,8 @@ def make_agent(told: dict[str, Any]) -> Agent:
 
         register_builtins_agents(enable_browser=not told["cli_mode"])
         agent = agent.model_copy(update={"tools": [*agent.tools, Tool(name=TaskToolSet.name)]})
+    if told["system_prompt"] is not None:
+        agent = agent.model_copy(update={"system_prompt": told["system_prompt"], "system_prompt_kwargs": {}})
     return agent
 
 
