@@ -94,18 +94,16 @@ class Outcome:
 
 
 class Stage:
-    """A gateway for one family; every scenario is a rollout of its own."""
+    """A gateway for one family; every scenario is a rollout of its own. `counts`: the tokens of each request of
+    Messages are counted before it is sent."""
 
-    def __init__(
-        self, url: str, store: MemoryStore, engine: Prompter, family: Family, http: aiohttp.ClientSession
-    ) -> None:
-        self.counts = False
-        """Whether the tokens of each request of Messages are counted before it is sent."""
+    def __init__(self, url: str, store: MemoryStore, engine: Prompter, family: Family, *, counts: bool) -> None:
         self.url = url
         self.store = store
         self.engine = engine
         self.family = family
-        self.http = http
+        self.counts = counts
+        self.http = aiohttp.ClientSession()
 
     async def play(self, harness: str, scenario: str) -> Outcome:
         rollout_id = f"{harness}-{scenario}"
@@ -206,7 +204,7 @@ def _exact(calls: list[Call], chains: list[Chain], journal: list[tuple[TokenIds,
 
 
 @contextlib.asynccontextmanager
-async def stage(family: Family) -> AsyncIterator[Stage]:
+async def stage(family: Family, *, counts: bool = False) -> AsyncIterator[Stage]:
     settings = Config(
         model={"path": "nowhere"},
         tasks={"train": "train.jsonl"},
@@ -221,5 +219,7 @@ async def stage(family: Family) -> AsyncIterator[Stage]:
     source = PolicySource(settings, rendering, family.tokenizer, engines)
     await engines.register(EngineRecord("http://engine", "scripted", 0), "k")
     app = create_app(settings, store, source)
-    async with serve(app, settings.gateway, grace_s=0.5) as url, aiohttp.ClientSession() as http:
-        yield Stage(url, store, engine, family, http)
+    async with serve(app, settings.gateway, grace_s=0.5) as url:
+        played = Stage(url, store, engine, family, counts=counts)
+        async with played.http:
+            yield played

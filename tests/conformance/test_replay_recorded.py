@@ -1,7 +1,8 @@
 """Recorded requests of eight harnesses, happy paths and faults, played against the gateway for several model families.
 
 The tables say how many samples a rollout gives, by label, and which calls fork and why. What holds of all of them: no
-fork is of an unknown cause, every sampled token is trained exactly once, and every sample is what the engine saw.
+fork is of an unknown cause, every sampled token is trained exactly once, every sample is what the engine saw, and so
+many tokens as `count_tokens` says beforehand.
 """
 
 from __future__ import annotations
@@ -128,24 +129,14 @@ def test_every_harness_has_a_happy_path_of_one_sample_for_each_agent_and_no_fork
 @pytest.mark.parametrize(("name", "harness"), PLAYED)
 async def test_recorded_requests_give_the_samples_that_the_table_says(name, harness):
     played: dict[str, Outcome] = {}
-    async with stage(available(name)) as gateway:
+    async with stage(available(name), counts=name == "bytes") as gateway:
         for scenario in scenarios(harness):
             played[scenario] = await gateway.play(harness, scenario)
     assert {scenario: outcome.problems for scenario, outcome in played.items() if outcome.problems} == {}
     assert {scenario: outcome.brief() for scenario, outcome in played.items()} == expected(name, harness)
     assert sum((outcome.forks for outcome in played.values()), Counter())["unknown"] == 0
-
-
-async def test_counted_tokens_are_those_of_the_prompt_that_the_engine_then_sees():
-    counted, problems = 0, []
-    async with stage(available("bytes")) as gateway:
-        gateway.counts = True
-        for harness, scenario in (("openhands", "anthropic"), *(("claude-code", s) for s in scenarios("claude-code"))):
-            outcome = await gateway.play(harness, scenario)
-            counted += outcome.counted
-            problems += outcome.problems
-    assert problems == []
-    assert counted >= 50
+    if (name, harness) == ("bytes", "claude-code"):
+        assert sum(outcome.counted for outcome in played.values()) >= 50
 
 
 def test_some_family_with_the_vocabulary_of_a_real_model_was_played():
