@@ -57,7 +57,7 @@ def message_cause(
     if tools != proposal.tools and shared == len(messages):
         return ForkCause.TEMPLATE
     if shared == len(path):
-        return _after_prompt(messages[shared:], proposal)
+        return _after_prompt(messages[shared:], proposal, reply_later=reply_at is not None and reply_at > shared)
     return _inside_prompt(messages, path, shared, reply_at)
 
 
@@ -95,8 +95,11 @@ def _other_system(messages: Sequence[Message], path: Sequence[Node], shared: int
     return bool({ours, theirs} & {"system", "developer"})
 
 
-def _after_prompt(rest: Sequence[Message], proposal: Proposal) -> ForkCause:
-    """The whole prompt of the proposed call comes back, but not its reply."""
+def _after_prompt(rest: Sequence[Message], proposal: Proposal, *, reply_later: bool) -> ForkCause:
+    """The whole prompt of the proposed call comes back, but its reply does not, or only `reply_later`: something was
+    put before it (OpenCode keeps a turn whose stream broke behind its last item, and the one asked for after that)."""
+    if reply_later:
+        return ForkCause.EDITED_HISTORY
     if rest and rest[0].role == "assistant":
         return reply_change(proposal.reply, rest[0]) or ForkCause.UNKNOWN
     return ForkCause.DROPPED_TURN
