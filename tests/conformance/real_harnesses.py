@@ -21,7 +21,7 @@ from fence import NEEDED_ABI, abi
 from canter.cli.check import TASK
 from canter.cli.trial import Model, Trial, run_trial, scripted_model, trial_folder
 from canter.config import Config, resolve
-from canter.engine.scripted import DELEGATE
+from canter.engine.scripted import BULKY, DELEGATE
 from canter.errors import ConfigError
 from canter.harness.catalogue import entry
 from canter.harness.install import install
@@ -39,7 +39,8 @@ class Case:
     """One way to run a harness.
 
     `path` is the route that it asks, `stream` whether it streams. `agents` counts the conversations that train, by
-    label, and `aside` the calls that do not.
+    label, and `aside` the calls that do not. `context_tokens` is the model's context where it is to be too small,
+    `exit_code` what the program then ends with.
     """
 
     name: str
@@ -50,6 +51,8 @@ class Case:
     agents: Mapping[str, int] = field(default_factory=lambda: {"main": 1})
     aside: Mapping[str, int] = field(default_factory=dict)
     prompt: str = TASK.prompt
+    context_tokens: int | None = None
+    exit_code: int = 0
 
     @property
     def fenced(self) -> bool:
@@ -63,6 +66,7 @@ class Case:
 
 _DELEGATED = f"{TASK.prompt} {DELEGATE}"
 _CHAT, _RESPONSES, _MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+_BULKY = f"{TASK.prompt} {BULKY}"
 _TITLE = {"title": 1}
 _BOTH = {"main": 1, "subagent": 1}
 
@@ -88,6 +92,12 @@ CASES = {
         Case("opencode-sub-agent", "opencode", {}, _CHAT, True, _BOTH, _TITLE, _DELEGATED),
         # nothing in its requests says that they are a sub-agent's
         Case("openhands-sub-agent", "openhands", {"sub_agents": True}, agents={"main": 2}, prompt=_DELEGATED),
+        Case("codex-overflow", "codex", {}, _RESPONSES, True, {"main": 2}, {"summary": 1}, _BULKY, 64_000),
+        Case("claude-code-overflow", "claude-code", {}, _MESSAGES, True, {"main": 3}, {"summary": 2}, _BULKY, 110_000),
+        # it goes on behind the summary and finishes, but reports the overflow with its exit code
+        Case(
+            "opencode-overflow", "opencode", {}, _CHAT, True, {"main": 2}, {"summary": 1, **_TITLE}, _BULKY, 64_000, 1
+        ),
     )
 }
 HARNESSES = tuple(dict.fromkeys(case.harness for case in CASES.values()))
@@ -119,7 +129,7 @@ def missing_harnesses() -> dict[str, str]:
 def settings(case: Case, folder: Path, **sections: Mapping[str, object]) -> Config:
     """As a run of this harness has them; its program is fenced in where it is a program of its own."""
     tree: dict[str, Mapping[str, object]] = {
-        "model": {"path": "scripted"},
+        "model": {"path": "scripted", **({"context_tokens": context} if (context := case.context_tokens) else {})},
         "tasks": {"train": "none.jsonl"},
         "harness": {"use": case.harness, "args": {**case.args, **_fenced(case, folder)}, "timeout_s": TIMEOUT_S},
         "grader": {"command": ["sh", "-c", "echo 1"]},
@@ -143,17 +153,17 @@ def _fenced(case: Case, folder: Path) -> dict[str, str]:
     return {"path": str(script)}
 
 
-async def run_case(case: Case, model: Model, **sections: Mapping[str, object]) -> Trial:
+async def run_case(case: Case, policy: Model, **sections: Mapping[str, object]) -> Trial:
     """One rollout; its folder is short, as some harnesses put sockets into it, and stays until the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="ct-"))
     config = settings(case, folder, **sections)
-    return await run_trial(config, trial_folder(folder, "c", config), case.task, model)
+    return await run_trial(config, trial_folder(folder, "c", config), case.task, policy)
 
 
 async def run_all(
     cases: Sequence[Case],
     missing: Mapping[str, str],
-    model: Callable[[], Model] = scripted_model,
+    policy: Callable[[], Model] = scripted_model,
     **sections: Mapping[str, object],
 ) -> dict[str, Ran]:
     """Every case, `AT_ONCE` at a time."""
@@ -164,7 +174,7 @@ async def run_all(
             return Ran(case, missing=missing[case.harness])
         async with gate:
             began = time.monotonic()
-            trial = await run_case(case, model(), **sections)
+            trial = await run_case(case, policy(), **sections)
             sys.stderr.write(f"{case.name}: {len(trial.calls)} calls, {time.monotonic() - began:.1f} s\n")
             return Ran(case, trial)
 

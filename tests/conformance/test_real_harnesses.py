@@ -37,7 +37,10 @@ def trial(case: Case, ran: dict[str, Ran]) -> Trial:
 
 
 def test_it_completes_the_task(case: Case, trial: Trial) -> None:
-    assert trial.verdict() == [], written_text(trial.folder)
+    [attempt] = trial.attempts
+    ends_badly = [f"it ended with exit code {case.exit_code}"] if case.exit_code else []
+    problems = [problem.partition(":")[0] for problem in trial.verdict()]
+    assert (problems, attempt.exit_code) == (ends_badly, case.exit_code), written_text(trial.folder)
 
 
 def test_its_commands_were_executed(case: Case, trial: Trial) -> None:
@@ -53,8 +56,8 @@ def test_each_agent_is_one_conversation(case: Case, trial: Trial) -> None:
     assert aside == case.aside
 
 
-def test_no_fork_is_unexplained(trial: Trial) -> None:
-    assert {cause for _, cause in trial.forks} <= ASIDE
+def test_no_fork_is_unexplained(case: Case, trial: Trial) -> None:
+    assert {cause for _, cause in trial.forks} <= ASIDE | ({ForkCause.COMPACTION} if case.context_tokens else set())
     assert trial.batch.report.forks[ForkCause.UNKNOWN] == 0
 
 
@@ -70,14 +73,15 @@ def test_every_sampled_token_is_trained_once(trial: Trial) -> None:
 def test_it_speaks_the_protocol_it_is_known_for(case: Case, trial: Trial) -> None:
     assert {request.path.partition("?")[0] for request in trial.requests if request.call} == {case.path}
     assert {bool(request.body.get("stream")) for request in trial.requests if request.call} == {case.stream}
-    assert {request.status for request in trial.requests if request.method == "POST"} == {200}
+    refused = {400} if case.context_tokens else set()
+    assert {r.status for r in trial.requests if r.method == "POST"} - refused == {200}
     assert {call.status for call in trial.calls} == {CallStatus.OK}
 
 
 def test_no_request_was_sent_twice(trial: Trial) -> None:
     """A retry would say that a reply was not understood."""
     assert Counter(r.call.id for r in trial.requests if r.call).most_common(1)[0][1] == 1
-    assert len(trial.calls) == len([r for r in trial.requests if r.method == "POST"])
+    assert len(trial.calls) == len([r for r in trial.requests if r.status == 200 and r.method == "POST"])
 
 
 @pytest.mark.parametrize("case", [c for c in CASES.values() if c.fenced], ids=lambda case: case.name)
@@ -86,7 +90,7 @@ def test_it_stays_in_its_folder(case: Case, trial: Trial) -> None:
     if not can_fence():
         pytest.skip("this kernel has no Landlock to fence a program in with")
     assert (trial.folder / "home" / FENCED).is_file()
-    assert trial.verdict() == []
+    assert trial.made
 
 
 def test_its_key_is_in_no_file(trial: Trial) -> None:

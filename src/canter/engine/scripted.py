@@ -36,6 +36,8 @@ SUB_FILE = "canter-sub.txt"
 """What the call of a sub-agent writes."""
 DELEGATE = "Delegate one part to a sub-agent."
 """A task that says so makes the second call one of the tool that starts a sub-agent, where there is one."""
+BULKY = "Let the commands print a lot."
+"""A task that says so makes each command print some 19 kB, so that a small context overflows."""
 SUB_TASK = "Canter's sub-task: make one file."
 _SUB_AGENT = {"prompt": SUB_TASK, "message": SUB_TASK}
 FINAL = "\nAll done: café ✓.  \n"
@@ -58,13 +60,20 @@ _SHELLS = (
 _COMMANDS = ("command", "cmd", "commands", "script", "code")
 """Names of the parameter that holds the command."""
 _DELEGATES = re.compile(r"(.*\W|.*__)?(task|agent|spawn_agent)")
+_WAITS = re.compile(r"(.*\W|.*__)?wait_agent")
+_STARTED = re.compile(r'"agent_id": ?"([^"]+)"')
+_BEFORE_WAITING = STEPS + 1
+"""Tool results when all else is done."""
 _ENDS = ("final_answer", "final_result")
 """Tools with which an agent wants to be told its answer: a text would not end it."""
 _SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """mini-SWE-agent ends at a command that prints this."""
 _COMPACTS = re.compile(
-    r"context checkpoint compaction|detailed summary of|summari[sz]e (the|our|this) conversation", re.I
+    r"context checkpoint compaction|detailed summary of|context summari[sz]ation|"
+    r"summari[sz]e (the|our|this) conversation",
+    re.I,
 )
+"""How agents ask for the summary that a new context begins with."""
 _NAMES = re.compile(r"\btitle\b", re.I)
 _BLOCK = re.compile(r"^```(\w*(?:bash|shell)\w*|sh)[ \t]*$", re.M)
 _TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>|\Z)", re.S)
@@ -115,6 +124,10 @@ class Scene:
         return any(words in text for role, text in self.turns if role != "assistant")
 
     @property
+    def system(self) -> str:
+        return "\n".join(text for role, text in self.turns if role == "system")
+
+    @property
     def last(self) -> str:
         return self.turns[-1][1] if self.turns else ""
 
@@ -139,14 +152,14 @@ def _function(line: str) -> Mapping[str, Any]:
 def reply(prompt: str) -> str:
     """What the scripted policy says to a prompt."""
     scene = Scene.read(prompt)
-    if _COMPACTS.search(scene.last):
-        return f"{SUMMARY}{scene.finished}"
+    if _COMPACTS.search(scene.last) or (not scene.tools and _COMPACTS.search(scene.system)):
+        return f"<summary>\n{SUMMARY}{scene.finished}\n</summary>"  # some agents want it between these marks
     if scene.says(SUB_TASK) and not scene.says(DELEGATE):
-        return FINAL if scene.results or not scene.tools else _call(scene, _writes(SUB_FILE), _wide)
+        return FINAL if scene.results or not scene.tools else _call(scene, _writes(SUB_FILE, scene), _wide)
     if language := scene.language:
         return _in_blocks(scene, language)
     if not scene.tools:
-        return TITLE if any(_NAMES.search(text) for role, text in scene.turns if role == "system") else FINAL
+        return TITLE if _NAMES.search(scene.system) else FINAL
     return _in_tools(scene)
 
 
@@ -154,15 +167,17 @@ def _in_tools(scene: Scene) -> str:
     match scene.finished:
         case 0:
             return "<think>\nLet me look.\n  (step 1) café\n</think>\n\nFirst a file.\n\nIt is small.  \n" + _call(
-                scene, _writes(FILES[0]), _wide
+                scene, _writes(FILES[0], scene), _wide
             )
         case 1 if scene.says(DELEGATE) and (tool := _delegate(scene)) is not None:
             return _written(tool, _filled(tool, {**_SUB_AGENT, "subagent_type": _kind_of(tool)}), _escaped)
         case 1:
-            return _call(scene, _writes(FILES[1]), _escaped)
+            return _call(scene, _writes(FILES[1], scene), _escaped)
         case 2:
-            calls = "\n".join(_call(scene, _writes(name), _pretty) for name in FILES[2:])
+            calls = "\n".join(_call(scene, _writes(name, scene), _pretty) for name in FILES[2:])
             return f"<think>\nTwo at once.\n</think>\n\n{calls}"
+    if scene.results == _BEFORE_WAITING and scene.says(DELEGATE) and (call := _wait(scene)) is not None:
+        return call
     if (tool := _named(scene, _ENDS)) is not None:
         return _written(tool, _filled(tool, {}), _wide)
     return _call(scene, f"echo {_SUBMIT}", _wide) if scene.says(_SUBMIT) else FINAL
@@ -172,7 +187,7 @@ def _in_blocks(scene: Scene, language: str) -> str:
     """For agents that read commands from code blocks: one a turn, and what they print comes back as the user's."""
     done = sum(role == "assistant" for role, _ in scene.turns)
     if done < len(FILES):
-        command = _writes(FILES[done])
+        command = _writes(FILES[done], scene)
     elif scene.says(_SUBMIT):
         command = f"echo {_SUBMIT}"
     else:
@@ -180,8 +195,9 @@ def _in_blocks(scene: Scene, language: str) -> str:
     return f"THOUGHT: step {done + 1}, café.\n\n```{language}\n{command}\n```\n"
 
 
-def _writes(name: str) -> str:
-    return f"printf '%s\\n' 'café /1' > ./{name}; cat ./{name}"
+def _writes(name: str, scene: Scene) -> str:
+    bulk = "; seq 1 4000 | xargs -n 40" if scene.says(BULKY) else ""
+    return f"printf '%s\\n' 'café /1' > ./{name}; cat ./{name}{bulk}"
 
 
 # -- tools --
@@ -217,6 +233,17 @@ def _delegate(scene: Scene) -> Mapping[str, Any] | None:
         ),
         None,
     )
+
+
+def _wait(scene: Scene) -> str | None:
+    """Waits for a sub-agent that goes on by itself, and would be ended with its parent."""
+    tool = next((tool for tool in scene.tools if _WAITS.fullmatch(str(tool.get("name", "")))), None)
+    started = next(
+        (found[1] for role, text in scene.turns if role == "tool" and (found := _STARTED.search(text))), None
+    )
+    if tool is None or started is None:
+        return None
+    return _written(tool, {"targets": [started], "timeout_ms": 60_000}, _escaped)
 
 
 def _kind_of(tool: Mapping[str, Any]) -> str:
