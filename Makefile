@@ -6,13 +6,22 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PIP := $(BIN)/pip install --disable-pip-version-check -q
 
-.PHONY: quickstart test lint docs clean
+# The agents that the tests drive, beside mini-SWE-agent: some 1.8 GB in ~/.cache/canter/harnesses, once.
+HARNESSES := openhands codex claude-code opencode openai-agents
+
+.PHONY: quickstart test harnesses lint docs clean
 
 quickstart: $(VENV)/.quickstart
 	$(BIN)/canter train recipes/quickstart/quickstart.toml
 
-test: $(VENV)/.dev lint
+test: $(VENV)/.dev lint harnesses
 	$(BIN)/python -m pytest
+
+# side by side; where one cannot be installed its tests say so and are skipped, but most must be there
+harnesses: $(VENV)/.dev
+	@for name in $(HARNESSES); do \
+	  $(BIN)/canter harness install $$name || echo "$$name is not installed; its tests will be skipped" & \
+	done; wait
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
