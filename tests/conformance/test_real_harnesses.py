@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(1500)  # the first test installs what is missin
 
 ASIDE = {ForkCause.SIDE_REQUEST, ForkCause.SUBAGENT}
 """Causes of forks that a good rollout may have: a conversation of its own begins."""
-MOST_MISSING = 2
+MOST_MISSING = 3
 
 
 @pytest.fixture(params=CASES)

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from canter.client import Client
 from canter.config import Config
 from canter.controller.loop import run_controller
@@ -25,7 +23,7 @@ from canter.engine import Engine
 from canter.engine.scripted import FILES, SUB_FILE, scripted_engine
 from canter.gateway.app import create_app
 from canter.gateway.engines import Engines
-from canter.gateway.http import Receive, Scope, Send
+from canter.gateway.http import Receive, Scope, Send, json_object
 from canter.gateway.policy import PolicySource
 from canter.gateway.serve import App, serve
 from canter.gateway.stream import Timing
@@ -307,7 +305,7 @@ def _match(call: Call, raw: bytes, requests: Sequence[Seen]) -> None:
     """Finds the requests that a call answered: those with its body that no earlier call has. A retry that joined it or
     got its reply again is one of them."""
     digest = hashlib.blake2b(raw, digest_size=16).digest()
-    body = orjson.loads(raw)
+    body = json_object(raw)
     free = [seen for seen in requests if seen.digest == digest and seen.call is None and seen.at <= call.finished_at]
     for seen in free:
         seen.call, seen.body = call, body
