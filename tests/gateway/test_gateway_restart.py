@@ -100,3 +100,61 @@ async def test_failed_calls_are_read_over() -> None:
     calls = await store.calls(["r1"])
     assert [call.status for call in calls] == [CallStatus.OK, CallStatus.ERROR, CallStatus.OK]
     assert [call.ordinal for call in calls] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/responses", {"input": "hi"}),
+        ("/v1/messages", {"max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/completions", {"prompt": "hi"}),
+    ],
+)
+async def test_a_reply_that_may_not_have_left_is_sent_again_once(path: str, body: dict[str, Any]) -> None:
+    """After kill -9 between the commit of a reply and its last byte the client asks again."""
+    store, replies, request = MemoryStore(), [], {"model": "policy", **body}
+    async with gateway(store=store) as rig:
+        key = rig.agent_key
+        replies.append(await rig.post(path, request))
+    async with gateway(store=store, start=False) as rig:
+        for _ in range(2):
+            replies.append(await rig.post(path, request, key=key))
+    assert [status for status, _ in replies] == [200] * 3
+    first, again, another = (reply for _, reply in replies)
+    assert again == first, "what was recorded"
+    assert another["id"] != first["id"], "it has arrived by now, so this is a wish for another sample"
+    assert [call.id for call in await store.calls(["r1"])] == [first["id"], another["id"]]
+
+
+async def test_what_something_goes_on_from_has_arrived() -> None:
+    store = MemoryStore()
+    async with gateway(store=store) as rig:
+        key = rig.agent_key
+        _, first = await rig.chat()
+        said = first["choices"][0]["message"]
+        history = [{"role": "user", "content": "hi"}, said, {"role": "user", "content": "more"}]
+        await rig.post("/v1/chat/completions", {"model": "policy", "messages": history})
+    async with gateway(store=store, start=False) as rig:
+        _, again = await rig.chat(key=key)
+    assert again["id"] != first["id"]
+
+
+async def test_what_is_gone_on_from_after_a_restart_has_arrived() -> None:
+    store = MemoryStore()
+    async with gateway(store=store) as rig:
+        key = rig.agent_key
+        _, first = await rig.chat()
+    async with gateway(store=store, start=False) as rig:
+        said = first["choices"][0]["message"]
+        history = [{"role": "user", "content": "hi"}, said, {"role": "user", "content": "more"}]
+        await rig.post("/v1/chat/completions", {"model": "policy", "messages": history}, key=key)
+        _, again = await rig.chat(key=key)
+    assert again["id"] != first["id"]
+
+
+async def test_what_this_gateway_has_sent_is_not_sent_again_for_want_of_memory() -> None:
+    async with gateway(memory_bytes=0) as rig:
+        _, first = await rig.chat()
+        _, again = await rig.chat()
+    assert again["id"] != first["id"]

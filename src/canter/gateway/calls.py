@@ -200,6 +200,9 @@ class ModelCalls:
     async def _answer(self, incoming: Incoming, flight: Flight[Finished]) -> Finished:
         ref, raw, asked = incoming.ref, incoming.raw, incoming.read.asked
         async with self._conversations.use(ref) as conversation:
+            unsent = conversation.unsent.pop(incoming.read.digest, None)
+            if unsent is not None:
+                return await self._recorded(unsent)
             running = Running(flight.start.id)
             flight.abort = running.abort
             ticket = Ticket(
@@ -227,11 +230,18 @@ class ModelCalls:
             if call.status is CallStatus.OK:
                 async with conversation.planning:
                     sampled.remember()
+                conversation.arrived(call.parent_id, call.proposed_parent_id)
                 if asked.dialect == Responses.name:
                     conversation.answered.add(call.id, asked.body, sampled.reply)
             if call.untrainable is not None:
                 logger.warning("call %s of attempt %s will not be trained: %s", call.id, ref, call.untrainable)
             return Finished(sampled.reply, body)
+
+    async def _recorded(self, call_id: str) -> Finished:
+        """The reply of a call that was committed, and not sent as far as is known."""
+        logger.info("call %s is sent again: an earlier gateway may not have done so", call_id)
+        body = (await self._store.bodies(call_id)).reply
+        return Finished(json_object(body), body)
 
     async def _sample(self, ticket: Ticket, raw: bytes, flight: Flight[Finished]) -> Sampled:
         """Samples once the gate is open. What fails for no fault of the harness, or is not wanted any more, is recorded
