@@ -22,7 +22,7 @@ from canter.gateway.dialects.responses import Responses
 from canter.gateway.engines import Running
 from canter.gateway.gate import Gate
 from canter.gateway.http import HttpError, json_object, new_id
-from canter.gateway.identity import request_digest
+from canter.gateway.identity import agent_of, request_digest
 from canter.gateway.labels import classify
 from canter.gateway.problems import status_and_kind
 from canter.gateway.replay import Flight, Flights
@@ -82,7 +82,7 @@ class Boarding:
     """A client's place on the flight that answers its request; another client may have started it."""
 
     asked: Asked
-    key: tuple[AttemptRef, bytes]
+    key: tuple[AttemptRef, bytes, tuple[bytes, ...]]
     flight: Flight[Finished]
 
     @property
@@ -140,8 +140,9 @@ class ModelCalls:
         read = await self._read(ref, dialect, raw)
         incoming = Incoming(ref, dialect, headers, read.raw, read)
         start = Start(new_id(dialect.id_prefix), int(time.time()))
-        flight = self._flights.board((ref, read.digest), start, lambda flight: self._answer(incoming, flight))
-        return Boarding(read.asked, (ref, read.digest), flight)
+        key = (ref, read.digest, agent_of(headers))
+        flight = self._flights.board(key, start, lambda flight: self._answer(incoming, flight))
+        return Boarding(read.asked, key, flight)
 
     async def count(self, ref: AttemptRef, dialect: Dialect, raw: bytes) -> int:
         """Tokens of the prompt that the engine would see for a request now; nothing is sampled or recorded."""
