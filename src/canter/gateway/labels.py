@@ -18,6 +18,10 @@ from canter.types import ForkCause
 
 _READ_CHARACTERS = 4096
 """So much of a message is looked at, half of it at its beginning and half at its end."""
+_READ_MESSAGES = 8
+"""So many messages are looked at, half of them the first and half the last: each is some 10 µs of work."""
+_HEAD = 8
+"""Characters by which words are looked up; no mark is shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +60,29 @@ class _Mark:
     label: Label
     inside: bool = False
 
-    def is_in(self, text: str) -> bool:
-        if self.words not in text:  # nearly always, and cheap
-            return False
-        return self.inside or any(line.lstrip().startswith(self.words) for line in text.splitlines())
+
+class _Marks:
+    """Marks in their order, found by the words that lines begin with."""
+
+    def __init__(self, marks: Sequence[_Mark]) -> None:
+        self._inside = [(place, mark) for place, mark in enumerate(marks) if mark.inside]
+        self._by_head: dict[str, list[tuple[int, _Mark]]] = {}
+        for place, mark in enumerate(marks):
+            if not mark.inside:
+                self._by_head.setdefault(mark.words[:_HEAD], []).append((place, mark))
+
+    def find(self, texts: Sequence[str]) -> Label | None:
+        """The label of the first mark that any of the texts has."""
+        found = [(place, mark) for text in texts for place, mark in self._in(text)]
+        return min(found, key=lambda pair: pair[0])[1].label if found else None
+
+    def _in(self, text: str) -> Iterator[tuple[int, _Mark]]:
+        yield from ((place, mark) for place, mark in self._inside if mark.words in text)
+        for line in text.splitlines():
+            start = line.lstrip()
+            for place, mark in self._by_head.get(start[:_HEAD], ()):
+                if start.startswith(mark.words):
+                    yield place, mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,60 +125,64 @@ _AGENT_HEADERS = (
     _header("x-parent-session-id", r".", SUBAGENT),  # OpenCode
     _header("x-codex-window-id", r":[1-9]\d*$", REBUILT),  # Codex: the agent itself, in a later context window
 )
-_MARKS = (
-    *_marks(
-        TITLE,
-        "You are a title generator",  # OpenCode
-        "Generate a title for this conversation",
-        "Generate a concise, single-line task title",  # Codex
-        "Generate a concise, sentence-case title",  # Claude Code
-        "Generate a short kebab-case name",
-        "Please write a 5-10 word title",
-    ),
-    *_marks(
-        SUMMARY,
-        "You are performing a CONTEXT CHECKPOINT COMPACTION",  # Codex
-        "Your task is to create a detailed summary of the conversation",  # Claude Code
-        "Your task is to create a detailed summary of this conversation",
-        "Your task is to create a detailed summary of the RECENT portion",
-        "[earlier conversation truncated for compaction retry]",
-        "You are a helpful AI assistant tasked with summarizing conversations",  # Claude Code, older OpenCode
-        "You are a context summarization agent",  # OpenCode
-        "You are an anchored context summarization assistant",
-        "Create a new anchored summary from the conversation history",
-        "Provide a detailed prompt for continuing our conversation",
-        "You are the component that summarizes a conversation",  # Qwen Code
-        "You are the component that summarizes internal chat history",
-        "First, reason in your <analysis> block",
-        "First, reason in your <scratchpad>",
-        "You are a specialized context summarizer",
-        "You are maintaining a context-aware state summary",  # OpenHands
-        "Context Extraction Assistant",  # LangChain
-    ),
-    *_marks(
-        MEMORY,
-        "You are now acting as the memory extraction subagent",  # Claude Code
-        "You are now acting as the managed memory extraction subagent",  # Qwen Code
-        "You are a Memory Writing Agent",  # Codex
-        "## Memory Writing Agent",
-    ),
-    *_marks(
-        SIDE,
-        "You are verifying a stop condition in Claude Code",
-        "You are a background observer paired with the agent",  # Claude Code
-        "You are a background observer of the worker",
-        "You are a classifier. Answer with exactly one of these labels",
-        "[SUGGESTION MODE",
-        "Analyze *only* the content and structure of your immediately preceding response",  # Qwen Code
-    ),
-    _Mark("hook in Claude Code. Your task is to evaluate the condition", SIDE, inside=True),
-    _Mark("cc_is_subagent=true", SUBAGENT, inside=True),  # Claude Code, in a pseudo-header of its system text
+_MARKS = _Marks(
+    (
+        *_marks(
+            TITLE,
+            "You are a title generator",  # OpenCode
+            "Generate a title for this conversation",
+            "Generate a concise, single-line task title",  # Codex
+            "Generate a concise, sentence-case title",  # Claude Code
+            "Generate a short kebab-case name",
+            "Please write a 5-10 word title",
+        ),
+        *_marks(
+            SUMMARY,
+            "You are performing a CONTEXT CHECKPOINT COMPACTION",  # Codex
+            "Your task is to create a detailed summary of the conversation",  # Claude Code
+            "Your task is to create a detailed summary of this conversation",
+            "Your task is to create a detailed summary of the RECENT portion",
+            "[earlier conversation truncated for compaction retry]",
+            "You are a helpful AI assistant tasked with summarizing conversations",  # Claude Code, older OpenCode
+            "You are a context summarization agent",  # OpenCode
+            "You are an anchored context summarization assistant",
+            "Create a new anchored summary from the conversation history",
+            "Provide a detailed prompt for continuing our conversation",
+            "You are the component that summarizes a conversation",  # Qwen Code
+            "You are the component that summarizes internal chat history",
+            "First, reason in your <analysis> block",
+            "First, reason in your <scratchpad>",
+            "You are a specialized context summarizer",
+            "You are maintaining a context-aware state summary",  # OpenHands
+            "Context Extraction Assistant",  # LangChain
+        ),
+        *_marks(
+            MEMORY,
+            "You are now acting as the memory extraction subagent",  # Claude Code
+            "You are now acting as the managed memory extraction subagent",  # Qwen Code
+            "You are a Memory Writing Agent",  # Codex
+            "## Memory Writing Agent",
+        ),
+        *_marks(
+            SIDE,
+            "You are verifying a stop condition in Claude Code",
+            "You are a background observer paired with the agent",  # Claude Code
+            "You are a background observer of the worker",
+            "You are a classifier. Answer with exactly one of these labels",
+            "[SUGGESTION MODE",
+            "Analyze *only* the content and structure of your immediately preceding response",  # Qwen Code
+        ),
+        _Mark("hook in Claude Code. Your task is to evaluate the condition", SIDE, inside=True),
+        _Mark("cc_is_subagent=true", SUBAGENT, inside=True),  # Claude Code, in a pseudo-header of its system text
+    )
 )
-_REBUILT_MARKS = _marks(
-    REBUILT,
-    "This session is being continued from a previous conversation that ran out of context",  # Claude Code
-    "Another language model started to solve this problem and produced a summary",  # Codex
-    "What did we do so far?",  # OpenCode
+_REBUILT_MARKS = _Marks(
+    _marks(
+        REBUILT,
+        "This session is being continued from a previous conversation that ran out of context",  # Claude Code
+        "Another language model started to solve this problem and produced a summary",  # Codex
+        "What did we do so far?",  # OpenCode
+    )
 )
 _TOOLLESS_PHRASES = (
     _phrase(TITLE, r"(?:generate|write|create|suggest|come up with) an? [^.\n]{0,60}\b(?:title|name for this)\b"),
@@ -174,22 +201,26 @@ def classify(headers: Mapping[bytes, bytes], asked: Asked, *, tools_seen: bool) 
     if by_kind is not None:
         return by_kind
     texts = list(_asking(asked))
-    marked = _by_text(_MARKS, texts)
+    marked = _MARKS.find(texts)
     if marked is not None:
         return marked
     by_agent = _by_header(_AGENT_HEADERS, headers)
     if by_agent is not None:
         return by_agent
     if tools_seen and _asks_without_tools(asked):
-        return _by_text(_TOOLLESS_PHRASES, texts) or SIDE
-    return _by_text(_REBUILT_MARKS, texts) or MAIN
+        return _by_phrase(_TOOLLESS_PHRASES, texts) or SIDE
+    return _REBUILT_MARKS.find(texts) or MAIN
 
 
 def _by_header(rules: tuple[_Header, ...], headers: Mapping[bytes, bytes]) -> Label | None:
-    return next((rule.label for rule in rules if rule.value.search(headers.get(rule.name, b""))), None)
+    for rule in rules:
+        value = headers.get(rule.name)
+        if value is not None and rule.value.search(value):
+            return rule.label
+    return None
 
 
-def _by_text(rules: Sequence[_Mark | _Phrase], texts: Sequence[str]) -> Label | None:
+def _by_phrase(rules: Sequence[_Phrase], texts: Sequence[str]) -> Label | None:
     return next((rule.label for rule in rules if any(rule.is_in(text) for text in texts)), None)
 
 
@@ -204,6 +235,9 @@ def _asking(asked: Asked) -> Iterator[str]:
         return
     messages = asked.prompt.messages
     turns = [i for i, message in enumerate(messages) if message.role in ("assistant", "tool")] or [len(messages)]
-    for message in (*messages[: turns[0]], *messages[turns[-1] + 1 :]):
+    asking = (*messages[: turns[0]], *messages[turns[-1] + 1 :])
+    if len(asking) > _READ_MESSAGES:
+        asking = (*asking[: _READ_MESSAGES // 2], *asking[-_READ_MESSAGES // 2 :])
+    for message in asking:
         text, half = message.content, _READ_CHARACTERS // 2
         yield text if len(text) <= _READ_CHARACTERS else f"{text[:half]}\n{text[-half:]}"
