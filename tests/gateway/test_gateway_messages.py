@@ -131,7 +131,7 @@ async def test_either_key_header_and_any_version_are_taken(scheme: str, version:
         async with http.post(f"{rig.url}/v1/messages?beta=true", json=request(), headers=headers) as response:
             assert response.status == 200
             assert response.headers["request-id"].startswith("req_")
-            assert (await response.json())["content"] == [{"type": "text", "text": "reply 0", "citations": None}]
+            assert (await response.json())["content"] == [{"type": "text", "text": "reply 0"}]
 
 
 async def test_the_synchronous_client_and_the_beta_namespace_work() -> None:

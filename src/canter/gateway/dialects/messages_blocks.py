@@ -87,12 +87,13 @@ def assistant(blocks: Sequence[Block]) -> Message:
 
 
 def blocks_of(message: Message) -> list[dict[str, Any]]:
-    """A reply as content blocks; an empty one has none, as with Anthropic."""
+    """A reply as content blocks; an empty one has none, as with Anthropic. Members that nothing is known for are absent:
+    there are SDKs that take no null for a text's `citations`."""
     blocks: list[dict[str, Any]] = []
     if message.reasoning:
         blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": _signature(message.reasoning)})
     if message.content:
-        blocks.append({"type": "text", "text": message.content, "citations": None})
+        blocks.append({"type": "text", "text": message.content})
     for call in message.tool_calls:
         blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)})
     return blocks
