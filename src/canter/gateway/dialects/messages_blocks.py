@@ -87,8 +87,8 @@ def assistant(blocks: Sequence[Block]) -> Message:
 
 
 def blocks_of(message: Message) -> list[dict[str, Any]]:
-    """A reply as content blocks; an empty one has none, as with Anthropic. Members that nothing is known for are absent:
-    there are SDKs that take no null for a text's `citations`."""
+    """A reply as content blocks; an empty one has none, as with Anthropic. What is not known is
+    absent: there are SDKs that take no null for a text's `citations`."""
     blocks: list[dict[str, Any]] = []
     if message.reasoning:
         blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": _signature(message.reasoning)})
