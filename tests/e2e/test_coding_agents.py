@@ -41,7 +41,7 @@ def test_two_updates_inside_a_coding_agent(name: str, dialect: str, tmp_path: Pa
         pytest.skip(f"{name} is not installed: {error}")
     run = WholeRun(tmp_path, file)
     run.start(*SMALL, f"run.dir={tmp_path / 'runs'}")
-    assert run.finish() == 0, run.output()
+    assert run.finish(timeout_s=800) == 0, run.output()
 
     rollouts, calls = run.recorded()
     assert [r.state for r in rollouts] == [RolloutState.SCORED] * 6

@@ -40,9 +40,9 @@ class WholeRun:
             command = [sys.executable, "-m", "canter.cli", "train", str(self.file), *more]
             self.process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
 
-    def finish(self) -> int:
+    def finish(self, timeout_s: float = FINISH_S) -> int:
         assert self.process is not None
-        return self.process.wait(FINISH_S)
+        return self.process.wait(timeout_s)
 
     def running(self) -> bool:
         return self.process is not None and self.process.poll() is None
