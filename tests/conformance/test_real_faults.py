@@ -148,7 +148,7 @@ SCENARIOS = {
         {
             "the connection is reset before the request is through": 0,
             "the connection is lost while the reply is made": 1,
-            "the engine fails inside the stream": 2,
+            "the engine fails when the stream has begun": 2,
         },
         plan={0: [Trouble.REFUSE] * 2, 1: [Trouble.DROP]},
         faults={2: [Fault.CUT, Fault.CUT]},
@@ -156,7 +156,7 @@ SCENARIOS = {
     ),
     "gone": Scenario(
         {
-            "the engine is away for 12 s": 0,
+            "the engine is away for 12 s, longer than `gateway.engine_wait_s`": 0,
             "the reply is cut in the middle": 1,
             "the reply is cut right before its terminal event": 2,
         },

@@ -123,7 +123,11 @@ def test_headers_tell_agents_and_kinds(headers, label):
     ],
 )
 def test_known_words_tell_what_is_asked_for(messages, label):
-    assert labelled(*messages) == label
+    assert labelled(*messages, tools=label is not TITLE) == label
+
+
+def test_a_task_to_find_a_title_is_the_agents_own():
+    assert labelled(SYSTEM, Message("user", "Generate a title for this conversation:\n")) == MAIN
     assert labelled(*messages, tools=False, tools_seen=False) == label
 
 

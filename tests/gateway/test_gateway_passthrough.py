@@ -421,3 +421,11 @@ async def test_a_call_that_failed_does_not_change_the_seed_of_its_repeat(memory_
         seeds = [body["seed"] for body in upstream.seen]
     assert len(set(seeds[:3])) == 1
     assert seeds[3] != seeds[2]
+
+
+async def test_a_request_without_tools_is_still_a_side_request_when_memory_was_short() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    async with passthrough(lambda n, body: chat_reply([1], [2]), memory_bytes=0) as (rig, _):
+        await rig.chat(tools=tools)
+        await rig.chat("Is this a bug?")
+        assert [call.label for call in await rig.store.calls(["r1"])] == ["main", "side"]

@@ -158,3 +158,25 @@ async def test_what_this_gateway_has_sent_is_not_sent_again_for_want_of_memory()
         _, first = await rig.chat()
         _, again = await rig.chat()
     assert again["id"] != first["id"]
+
+
+async def test_two_equal_requests_get_their_own_replies_again() -> None:
+    """Of two sub-agents with one task, whose gateway was killed before either had its reply."""
+    store, ids = MemoryStore(), []
+    async with gateway(store=store) as rig:
+        key = rig.agent_key
+        ids += [(await rig.chat())[1]["id"] for _ in range(2)]
+    async with gateway(store=store, start=False) as rig:
+        ids += [(await rig.chat(key=key))[1]["id"] for _ in range(3)]
+    assert sorted(ids[2:4]) == sorted(ids[:2])
+    assert len(set(ids)) == 3
+
+
+async def test_a_request_without_tools_is_still_a_side_request_after_a_restart() -> None:
+    store = MemoryStore()
+    async with gateway(store=store) as rig:
+        key = rig.agent_key
+        await rig.chat(tools=TOOLS)
+    async with gateway(store=store, start=False) as rig:
+        await rig.chat("Is this a bug?", key=key)
+    assert [call.label for call in await store.calls(["r1"])] == ["main", "side"]

@@ -159,6 +159,12 @@ def test_seeds_and_digests_are_stable() -> None:
     assert len({call_seed(s, digest, n) for s in range(5) for n in range(5)}) == 25
 
 
+def _calls() -> list[dict[str, object]]:
+    """Calls of which each differs from the first in one thing."""
+    variants = [("a", "f", "{}"), ("b", "f", "{}"), ("a", "g", "{}"), ("a", "f", '{"x": 1}')]
+    return [{"id": id_, "function": {"name": name, "arguments": text}} for id_, name, text in variants]
+
+
 def test_a_request_is_the_same_however_it_is_spelled_and_travels() -> None:
     def digest(**fields: object) -> bytes:
         body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "logit_bias": {"1": 2, "3": 4}}
@@ -180,6 +186,10 @@ def test_a_request_is_the_same_however_it_is_spelled_and_travels() -> None:
         {"stop": "x"},
         {"temperature": 0.5},
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"messages": [{"role": "system", "content": "hi"}]},
+        {"messages": [{"role": "user", "content": "h"}, {"role": "user", "content": "i"}]},
+        *({"messages": [{"role": "assistant", "tool_calls": [call]}]} for call in _calls()),
+        *({"messages": [{"role": "tool", "tool_call_id": id_, "content": "hi"}]} for id_ in "ab"),
     ]
     assert len({digest(**fields) for fields in [*others, {}]}) == len(others) + 1
 

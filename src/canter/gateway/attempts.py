@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from canter.gateway.auth import AttemptRef
 from canter.gateway.continuation import Answered, complete_recorded
 from canter.gateway.delta import Recent
-from canter.gateway.unsent import find_unsent
+from canter.gateway.unsent import Unsent
 from canter.store import Store
 from canter.tokens.tree import Tree
 from canter.types import Call, CallBodies, Split
@@ -30,7 +30,7 @@ class Conversation:
     `tree` finds the parent of a list of messages, `recent` that of a prompt that comes as ids; `answered` are replies
     that a request may refer to by id; `prompts` counts how often each prompt was sent (see `sampling.call_seed`);
     `tools_seen` says whether any call has offered tools; `unsent` are replies that an earlier gateway may not have
-    sent, request digest → call id. `users` counts the calls in flight; `held_bytes` is roughly what is held beside
+    sent. `users` counts the calls in flight; `held_bytes` is roughly what is held beside
     `answered`, `counted_bytes` what of it all `Conversations` has counted. `planning` is held by whoever reads or
     changes `tree` and `recent`: a long prompt is planned in a thread.
     """
@@ -43,17 +43,12 @@ class Conversation:
     tree: Tree | None = None
     next_ordinal: int = 0
     tools_seen: bool = False
-    unsent: dict[bytes, str] = field(default_factory=dict)
+    unsent: Unsent = field(default_factory=Unsent)
     prompts: Counter[bytes] = field(default_factory=Counter)
     users: int = 0
     held_bytes: int = _EMPTY_BYTES
     counted_bytes: int = 0
     planning: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def arrived(self, *call_ids: str | None) -> None:
-        """Something goes on from these calls, so the harness has their replies."""
-        if self.unsent:
-            self.unsent = {digest: id_ for digest, id_ in self.unsent.items() if id_ not in call_ids}
 
     def take_ordinal(self) -> int:
         """The number of the next call, by arrival."""
@@ -117,7 +112,7 @@ class Conversations:
             recorded = [(call, await self._store.bodies(call.id)) for call in calls]
             recorded = complete_recorded(recorded, conversation.answered)
             self._recall(conversation, recorded)
-            conversation.unsent = find_unsent(recorded, self._since)
+            conversation.unsent = Unsent(recorded, self._since)
             conversation.next_ordinal = max(call.ordinal for call in calls) + 1
             logger.info("attempt %s: read %d calls back from the store", ref, len(calls))
         return conversation

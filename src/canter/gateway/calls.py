@@ -201,7 +201,7 @@ class ModelCalls:
     async def _answer(self, incoming: Incoming, flight: Flight[Finished]) -> Finished:
         ref, raw, asked = incoming.ref, incoming.raw, incoming.read.asked
         async with self._conversations.use(ref) as conversation:
-            unsent = conversation.unsent.pop(incoming.read.digest, None)
+            unsent = conversation.unsent.take(incoming.read.digest)
             if unsent is not None:
                 return await self._recorded(unsent)
             running = Running(flight.start.id)
@@ -231,7 +231,7 @@ class ModelCalls:
             if call.status is CallStatus.OK:
                 async with conversation.planning:
                     sampled.remember()
-                conversation.arrived(call.parent_id, call.proposed_parent_id)
+                conversation.unsent.arrived(call.parent_id, call.proposed_parent_id)
                 if asked.dialect == Responses.name:
                     conversation.answered.add(call.id, asked.body, sampled.reply)
             if call.untrainable is not None:

@@ -202,8 +202,8 @@ def classify(headers: Mapping[bytes, bytes], asked: Asked, *, tools_seen: bool) 
         return by_kind
     texts = list(_asking(asked))
     marked = _MARKS.find(texts)
-    if marked is not None:
-        return marked
+    if marked is not None and (marked is not TITLE or _asks_without_tools(asked)):
+        return marked  # with tools, a task to find a title is the agent's own
     by_agent = _by_header(_AGENT_HEADERS, headers)
     if by_agent is not None:
         return by_agent

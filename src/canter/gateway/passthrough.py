@@ -11,7 +11,7 @@ from canter.engine.openai import Completion, OpenAIEngine, Route
 from canter.errors import BadRequest, EngineError, EngineUnavailable
 from canter.gateway.attempts import Conversation
 from canter.gateway.delta import nodes_of
-from canter.gateway.dialects.canonical import Asked
+from canter.gateway.dialects.canonical import Asked, Chat
 from canter.gateway.dialects.routes import BY_NAME
 from canter.gateway.http import json_object
 from canter.gateway.identity import request_digest
@@ -71,9 +71,12 @@ class UpstreamSource:
         nodes = nodes_of(call for call, _ in calls if call.status is CallStatus.OK)
         conversation.recent.restore(nodes.values())
         for call, bodies in calls:
-            if call.status is not CallStatus.OK and not call.prompt_len:
-                continue  # nothing was sampled: the repeat is this same call
-            conversation.prompts[request_digest(BY_NAME[call.dialect].parse(json_object(bodies.request)))] += 1
+            asked = BY_NAME[call.dialect].parse(json_object(bodies.request))
+            conversation.tools_seen |= isinstance(asked.prompt, Chat) and bool(asked.prompt.tools)
+            if (
+                call.status is CallStatus.OK or call.prompt_len
+            ):  # else nothing was sampled: the repeat is this same call
+                conversation.prompts[request_digest(asked)] += 1
 
     async def register(self, record: EngineRecord, key: str) -> None:
         """Tells which policy version the server has now. Raises `BadRequest` for another server."""

@@ -14,12 +14,26 @@ from canter.gateway.identity import request_digest
 from canter.types import Call, CallBodies, CallStatus
 
 
-def find_unsent(calls: Sequence[tuple[Call, CallBodies]], since: float) -> dict[bytes, str]:
-    """Request digest → id of the call, of those that were committed before `since` (Unix seconds) and that nothing goes
-    on from. `calls` are all of an attempt in their order, with complete requests; of equal requests the last counts."""
-    gone_on_from = {id_ for call, _ in calls for id_ in (call.parent_id, call.proposed_parent_id)}
-    return {
-        request_digest(BY_NAME[call.dialect].parse(json_object(bodies.request))): call.id
-        for call, bodies in calls
-        if call.status is CallStatus.OK and call.finished_at < since and call.id not in gone_on_from
-    }
+class Unsent:
+    """Such replies of one attempt, each to be taken once. Of equal requests (two sub-agents with one task) the last
+    is taken first: it is the one that is least likely to have arrived."""
+
+    def __init__(self, calls: Sequence[tuple[Call, CallBodies]] = (), since: float = 0.0) -> None:
+        """`calls` are all of the attempt in their order, with complete requests. What was committed before `since`
+        (Unix seconds) and nothing goes on from may not have been sent."""
+        gone_on_from = {id_ for call, _ in calls for id_ in (call.parent_id, call.proposed_parent_id)}
+        self._ids: dict[bytes, list[str]] = {}
+        for call, bodies in calls:
+            if call.status is CallStatus.OK and call.finished_at < since and call.id not in gone_on_from:
+                asked = BY_NAME[call.dialect].parse(json_object(bodies.request))
+                self._ids.setdefault(request_digest(asked), []).append(call.id)
+
+    def take(self, request: bytes) -> str | None:
+        """The call that answered a request (its digest)."""
+        ids = self._ids.get(request)
+        return ids.pop() if ids else None
+
+    def arrived(self, *call_ids: str | None) -> None:
+        """Something goes on from these calls, so the harness has their replies."""
+        for ids in self._ids.values():
+            ids[:] = [id_ for id_ in ids if id_ not in call_ids]
