@@ -124,11 +124,11 @@ def test_headers_tell_agents_and_kinds(headers, label):
 )
 def test_known_words_tell_what_is_asked_for(messages, label):
     assert labelled(*messages, tools=label is not TITLE) == label
+    assert labelled(*messages, tools=False, tools_seen=False) == label
 
 
 def test_a_task_to_find_a_title_is_the_agents_own():
     assert labelled(SYSTEM, Message("user", "Generate a title for this conversation:\n")) == MAIN
-    assert labelled(*messages, tools=False, tools_seen=False) == label
 
 
 def test_words_in_earlier_turns_in_tool_results_and_inside_lines_do_not_count():
