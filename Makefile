@@ -9,10 +9,12 @@ PIP := $(BIN)/pip install --disable-pip-version-check -q
 # The agents that the tests drive, beside mini-SWE-agent: some 1.8 GB in ~/.cache/canter/harnesses, once.
 HARNESSES := openhands codex claude-code opencode openai-agents
 
-.PHONY: quickstart test harnesses lint docs clean
+.PHONY: quickstart install test harnesses lint docs clean
 
 quickstart: $(VENV)/.quickstart
 	$(BIN)/canter train recipes/quickstart/quickstart.toml
+
+install: $(VENV)/.quickstart
 
 test: $(VENV)/.dev lint harnesses
 	$(BIN)/python -m pytest
