@@ -293,6 +293,31 @@ async def test_a_flight_that_cannot_be_aborted_gently_is_cancelled() -> None:
     await flights.close()
 
 
+async def test_closing_ends_a_flight_that_nobody_waits_for_and_waits_for_its_end() -> None:
+    flights: Flights[int] = Flights()
+    recorded: list[bool] = []
+
+    async def hang(flight: Flight[int]) -> int:
+        flight.abort = abort
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.02)
+            recorded.append(flight.abandoned)
+        return 1
+
+    async def abort() -> bool:
+        return True
+
+    flight = flights.board("x", START, hang)
+    await asyncio.sleep(0)
+    flights.leave("x", flight)
+    await asyncio.sleep(0.01)
+    await flights.close()
+    assert flight.task.cancelled()
+    assert recorded == [True]
+
+
 # -- engines --
 
 

@@ -42,7 +42,8 @@ class Flights(Generic[T]):
         self._flights: OrderedDict[Hashable, Flight[T]] = OrderedDict()
         self._keep = keep
         self._abort_grace_s = abort_grace_s
-        self._aborting: set[asyncio.Task[None]] = set()
+        self._aborting: dict[asyncio.Task[None], asyncio.Task[T]] = {}
+        """What ends a flight that nobody waits for → what it ends."""
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -84,11 +85,13 @@ class Flights(Generic[T]):
             self._trim()
 
     async def close(self) -> None:
-        """Cancels what is in flight."""
-        tasks = [flight.task for flight in self._flights.values()] + list(self._aborting)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Cancels what is in flight, also what nobody waits for, and waits until it has ended."""
+        running: list[asyncio.Task[Any]] = [flight.task for flight in self._flights.values()]
+        running += [*self._aborting, *self._aborting.values()]
+        for task in running:
+            if not task.cancelling():  # one that has been cancelled is recording that
+                task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
     def _forget(self, key: Hashable, flight: Flight[T]) -> None:
         if self._flights.get(key) is flight:
@@ -103,8 +106,8 @@ class Flights(Generic[T]):
     def _abandon(self, flight: Flight[T]) -> None:
         flight.abandoned = True
         task = asyncio.create_task(self._end(flight))
-        self._aborting.add(task)
-        task.add_done_callback(self._aborting.discard)
+        self._aborting[task] = flight.task
+        task.add_done_callback(self._aborting.pop)
 
     async def _end(self, flight: Flight[T]) -> None:
         """Ends a flight that nobody waits for: gently where something would be lost, by force after a grace."""
