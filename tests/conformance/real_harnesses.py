@@ -39,8 +39,9 @@ class Case:
     """One way to run a harness.
 
     `path` is the route that it asks, `stream` whether it streams. `agents` counts the conversations that train, by
-    label, and `aside` the calls that do not. `context_tokens` is the model's context where it is to be too small,
-    `exit_code` what the program then ends with.
+    label, and `aside` the calls that do not. `context_tokens` is a small context of the model that the recipe knows of,
+    `engine_tokens` one that only the engine has; `overflows` is whether a prompt is then too long for it, and
+    `exit_code` what the program ends with.
     """
 
     name: str
@@ -52,7 +53,14 @@ class Case:
     aside: Mapping[str, int] = field(default_factory=dict)
     prompt: str = TASK.prompt
     context_tokens: int | None = None
+    engine_tokens: int | None = None
+    overflows: bool = False
     exit_code: int = 0
+
+    @property
+    def compacts(self) -> bool:
+        """Whether it goes on from a summary of what it did."""
+        return SUMMARY in self.aside
 
     @property
     def fenced(self) -> bool:
@@ -67,6 +75,7 @@ class Case:
 _DELEGATED = f"{TASK.prompt} {DELEGATE}"
 _CHAT, _RESPONSES, _MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 _BULKY = f"{TASK.prompt} {BULKY}"
+SUMMARY = "summary"
 _TITLE = {"title": 1}
 _BOTH = {"main": 1, "subagent": 1}
 
@@ -92,11 +101,33 @@ CASES = {
         Case("opencode-sub-agent", "opencode", {}, _CHAT, True, _BOTH, _TITLE, _DELEGATED),
         # nothing in its requests says that they are a sub-agent's
         Case("openhands-sub-agent", "openhands", {"sub_agents": True}, agents={"main": 2}, prompt=_DELEGATED),
-        Case("codex-overflow", "codex", {}, _RESPONSES, True, {"main": 2}, {"summary": 1}, _BULKY, 64_000),
-        Case("claude-code-overflow", "claude-code", {}, _MESSAGES, True, {"main": 3}, {"summary": 2}, _BULKY, 110_000),
-        # it goes on behind the summary and finishes, but reports the overflow with its exit code
+        # they know the context, and compact before it is full
+        Case("codex-compacts", "codex", {}, _RESPONSES, True, {"main": 2}, {SUMMARY: 1}, _BULKY, 64_000),
+        Case("claude-code-compacts", "claude-code", {}, _MESSAGES, True, {"main": 3}, {SUMMARY: 2}, _BULKY, 110_000),
+        # a refusal tells it how long a prompt may be
         Case(
-            "opencode-overflow", "opencode", {}, _CHAT, True, {"main": 2}, {"summary": 1, **_TITLE}, _BULKY, 64_000, 1
+            "claude-code-overflow",
+            "claude-code",
+            path=_MESSAGES,
+            stream=True,
+            agents={"main": 2},
+            aside={SUMMARY: 1},
+            prompt=_BULKY,
+            engine_tokens=110_000,
+            overflows=True,
+        ),
+        # it knows the context and overflows all the same; it goes on behind the summary and finishes, but reports the
+        # overflow with its exit code
+        Case(
+            "opencode-overflow",
+            "opencode",
+            stream=True,
+            agents={"main": 2},
+            aside={SUMMARY: 1, **_TITLE},
+            prompt=_BULKY,
+            context_tokens=64_000,
+            overflows=True,
+            exit_code=1,
         ),
     )
 }
@@ -160,10 +191,15 @@ async def run_case(case: Case, policy: Model, **sections: Mapping[str, object]) 
     return await run_trial(config, trial_folder(folder, "c", config), case.task, policy)
 
 
+def scripted_for(case: Case) -> Model:
+    """The scripted policy, with the context that the case has for its engine."""
+    return scripted_model() if case.engine_tokens is None else scripted_model(context_tokens=case.engine_tokens)
+
+
 async def run_all(
     cases: Sequence[Case],
     missing: Mapping[str, str],
-    policy: Callable[[], Model] = scripted_model,
+    policy: Callable[[Case], Model] = scripted_for,
     **sections: Mapping[str, object],
 ) -> dict[str, Ran]:
     """Every case, `AT_ONCE` at a time."""
@@ -174,7 +210,7 @@ async def run_all(
             return Ran(case, missing=missing[case.harness])
         async with gate:
             began = time.monotonic()
-            trial = await run_case(case, policy(), **sections)
+            trial = await run_case(case, policy(case), **sections)
             sys.stderr.write(f"{case.name}: {len(trial.calls)} calls, {time.monotonic() - began:.1f} s\n")
             return Ran(case, trial)
 

@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from fence import FENCED
-from real_harnesses import CASES, HARNESSES, Case, Ran, can_fence, keys_in, labels_of, written_text
+from real_harnesses import CASES, HARNESSES, SUMMARY, Case, Ran, can_fence, keys_in, labels_of, written_text
 
 from canter.cli.trial import Trial
 from canter.engine.scripted import DELEGATE, FILES, SUB_FILE
@@ -57,7 +57,7 @@ def test_each_agent_is_one_conversation(case: Case, trial: Trial) -> None:
 
 
 def test_no_fork_is_unexplained(case: Case, trial: Trial) -> None:
-    assert {cause for _, cause in trial.forks} <= ASIDE | ({ForkCause.COMPACTION} if case.context_tokens else set())
+    assert {cause for _, cause in trial.forks} <= ASIDE | ({ForkCause.COMPACTION} if case.compacts else set())
     assert trial.batch.report.forks[ForkCause.UNKNOWN] == 0
 
 
@@ -73,9 +73,19 @@ def test_every_sampled_token_is_trained_once(trial: Trial) -> None:
 def test_it_speaks_the_protocol_it_is_known_for(case: Case, trial: Trial) -> None:
     assert {request.path.partition("?")[0] for request in trial.requests if request.call} == {case.path}
     assert {bool(request.body.get("stream")) for request in trial.requests if request.call} == {case.stream}
-    refused = {400} if case.context_tokens else set()
-    assert {r.status for r in trial.requests if r.method == "POST"} - refused == {200}
+    expected = {200, 400} if case.overflows else {200}
+    assert {r.status for r in trial.requests if r.method == "POST"} == expected
     assert {call.status for call in trial.calls} == {CallStatus.OK}
+
+
+@pytest.mark.parametrize("case", [c for c in CASES.values() if c.overflows], ids=lambda case: case.name)
+def test_it_compacts_when_its_prompt_is_too_long(case: Case, trial: Trial) -> None:
+    """The refusal is one that it understands: the next that it asks for is a summary, and then it goes on."""
+    statuses = [request.status for request in trial.requests]
+    first = statuses.index(400)
+    assert b"too long" in trial.requests[first].refusal or b"context_length_exceeded" in trial.requests[first].refusal
+    after = [request.call.label for request in trial.requests[first:] if request.call]
+    assert after[:2] == [SUMMARY, "main"]
 
 
 def test_no_request_was_sent_twice(trial: Trial) -> None:
