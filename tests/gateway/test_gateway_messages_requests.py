@@ -13,6 +13,8 @@ import pytest
 from gateway_rig import TOKENIZER, config, fake_engine, gateway
 from test_gateway_messages import BASH, USER, request, sdk
 
+from canter.gateway.dialects.canonical import Chat
+from canter.gateway.dialects.messages import Messages
 from canter.types import Outcome
 
 TRAFFIC = Path(__file__).parents[1] / "conformance" / "traffic"
@@ -118,6 +120,12 @@ UNREADABLE = [
     "", "image", "document", "input_text", "image_url", "server_tool_use", "search_result", "container_upload",
     "web_search_tool_result", "mcp_tool_use", "compaction",
 ]  # fmt: skip
+HOSTED = [
+    "server_tool_use", "web_search_tool_result", "bash_code_execution_tool_result", "mcp_tool_use", "mcp_tool_result",
+    "mcp_tool_listing", "container_upload", "tool_yet_to_come_tool_result",
+]  # fmt: skip
+
+SEARCHED = {"type": "search_result", "title": "Notes", "source": "a.md", "content": [{"type": "text", "text": "41"}]}
 
 BAD: dict[str, list[dict[str, Any]]] = {
     "model": [without(request(), "model"), *(request(model=v) for v in but(STR))],
@@ -134,7 +142,9 @@ BAD: dict[str, list[dict[str, Any]]] = {
     "no content": [request(messages=[{"role": role}]) for role in ("user", "assistant", "system")],
     "a block": [request(messages=[{"role": "user", "content": [v]}]) for v in ANY],
     "block type": [in_block(v) for v in [*but(STR), *UNREADABLE, "tool_use", "thinking", "redacted_thinking"]],
-    "block type of the assistant": [in_block(v, "assistant", text="x") for v in [*UNREADABLE, "tool_result"]],
+    "block type of the assistant": [
+        in_block(v, "assistant", text="x") for v in [*UNREADABLE, "tool_result"] if v not in HOSTED
+    ],
     "block type of the system": [in_block(v, "system", text="x") for v in ("image", "tool_result", "thinking")],
     "text": [in_block("text", role, text=v) for role in ("user", "assistant", "system") for v in but(STR)],
     "thinking": [in_block("thinking", "assistant", thinking=v, signature="s") for v in but(STR)],
@@ -143,7 +153,8 @@ BAD: dict[str, list[dict[str, Any]]] = {
     "tool result": [
         in_result(content=v)
         for v in [*but(STR, LIST, NONE), *([v] for v in ANY), [{"type": "hologram"}], [{"type": "text", "text": 1}],
-                  [{"type": "tool_reference"}]]
+                  [{"type": "tool_reference"}], *([{**SEARCHED, n: 1}] for n in SEARCHED),
+                  [{**SEARCHED, "content": [{"type": "image"}]}]]
     ],
     "tool use": [
         *(in_use(id=v) for v in but(STR)),
@@ -156,7 +167,7 @@ BAD: dict[str, list[dict[str, Any]]] = {
     "tool name": [request(tools=[{**BASH, "name": v}]) for v in [*but(STR), ""]],
     "tool description": [request(tools=[{**BASH, "description": v}]) for v in but(STR, NONE)],
     "input_schema": [request(tools=[{**BASH, "input_schema": v}]) for v in but(DICT)],
-    "tool type": [request(tools=[{**BASH, "type": v}]) for v in [*but(STR, NONE), "function", "bash", "x_2025"]],
+    "tool type": [request(tools=[{**BASH, "type": v}]) for v in but(STR, NONE)],
     "defer_loading": [request(tools=[{**BASH, "defer_loading": v}]) for v in but(BOOL, NONE)],
     "tool_choice": [
         request(tools=[BASH], tool_choice=v)
@@ -233,6 +244,7 @@ ODD: dict[str, dict[str, Any]] = {
         {"type": "web_search_20260318", "name": "web_search"}, {"type": "memory_20250818", "name": "memory"},
         {"type": "tool_search_tool_regex_20251119", "name": "search"}, {"type": "mcp_toolset", "mcp_server_name": "m"},
         {"type": "browser_toolset_20260801"}, {**BASH, "name": "mine", "type": "custom", "strict": True},
+        {**BASH, "type": "function"}, {"type": "tool_yet_to_come", "name": 5}, {"type": ""},
     ], tool_choice={"type": "tool", "name": "bash"}),
     "a system message first": request(messages=[{"role": "system", "content": "x"}, USER]),
     "no user": request(messages=[{"role": "system", "content": "x"}]),
@@ -250,7 +262,34 @@ async def test_what_is_unusual_but_clear_is_answered(what: str) -> None:
     if what == "hosted tools":
         prompt = TOKENIZER.decode(call.suffix)
         assert [name in prompt for name in ("mine", "web_search", "memory")] == [True, False, False]
-        assert len(call.requested["tools_left_out"]) == 8
+        names = ["bash", "edit", "computer", "web_search", "memory", "search", "m", "browser_toolset_20260801"]
+        assert call.requested["tools_left_out"] == [*names, "bash", "tool_yet_to_come", ""]
+
+
+def read(body: dict[str, Any]) -> tuple[list[tuple[str, str]], Any]:
+    """Role and content of the messages that a request is, and what is recorded as kept out of them."""
+    asked = Messages().parse(body)
+    assert isinstance(asked.prompt, Chat)
+    return [(message.role, message.content) for message in asked.prompt.messages], asked.requested.get("kept_out")
+
+
+def test_blocks_of_hosted_tools_in_a_history_are_left_out_and_recorded() -> None:
+    hosted = [{"type": type_, "input": "secret"} for type_ in HOSTED]
+    for content, said, kept_out in (
+        ([{"type": "text", "text": "a"}, *hosted, {"type": "text", "text": "b"}], "a\nb", sorted(HOSTED)),
+        (hosted, "", sorted(HOSTED)),
+        ([{"type": "text", "text": "a"}], "a", None),
+        ("a", "a", None),
+    ):
+        body = request(messages=[USER, {"role": "assistant", "content": content}, USER])
+        assert read(body) == ([("user", "hi"), ("assistant", said), ("user", "hi")], kept_out)
+
+
+def test_a_passage_that_was_found_is_text() -> None:
+    found = in_result(content=[{"type": "text", "text": "found:"}, SEARCHED])
+    assert read(found) == ([("tool", "found:\nNotes\na.md\n41")], None)
+    given = request(messages=[{"role": "user", "content": [SEARCHED, {"type": "text", "text": "Why?"}]}])
+    assert read(given) == ([("user", "Notes\na.md\n41\nWhy?")], None)
 
 
 async def test_the_frameworks_own_errors_wear_the_shape_of_the_path() -> None:

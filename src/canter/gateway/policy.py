@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from canter.config import Config
 from canter.gateway.attempts import Conversation
@@ -126,14 +127,15 @@ class PolicySource:
             reasoning_tokens=self._reasoning_tokens(message, generation),
         )
         plan = place if isinstance(place, Plan) else None
+        reply = ticket.dialect.reply(asked, answer)
         return Sampled(
-            reply=ticket.dialect.reply(asked, answer),
+            reply=reply,
             generation=generation,
             parent_id=_parent_id(place),
             prefix_len=place.prefix_len,
             suffix=place.suffix,
             effective=effective(sampling, asked.requested),
-            remember=_remember(ticket, place, message, generation.ids),
+            remember=_remember(ticket, place, reply, generation.ids),
             fork=plan.fork if plan else None,
             proposed_parent_id=plan.proposed_parent_id if plan else None,
             fork_at=plan.fork_at if plan else None,
@@ -171,8 +173,12 @@ def _parent_id(place: Plan | Delta) -> str | None:
     return place.parent.call_id if place.parent is not None else None
 
 
-def _remember(ticket: Ticket, place: Plan | Delta, message: Message, sampled: Ids) -> Callable[[], None]:
-    """What makes the call one that the next can go on from."""
+def _remember(ticket: Ticket, place: Plan | Delta, reply: Mapping[str, Any], sampled: Ids) -> Callable[[], None]:
+    """What makes the call one that the next can go on from.
+
+    The message is read back from the reply, as after a restart: where a protocol cannot carry what was sampled (a
+    name given twice in arguments that it sends as an object), what was sent is what comes back.
+    """
     asked, conversation = ticket.asked, ticket.conversation
 
     def remember() -> None:
@@ -183,6 +189,7 @@ def _remember(ticket: Ticket, place: Plan | Delta, message: Message, sampled: Id
         assert isinstance(asked.prompt, Chat)
         tree = tree_of(conversation)
         before = tree.size
+        message = ticket.dialect.message(reply)
         tree.add(ticket.call_id, place, asked.prompt.messages, message, sampled, ordinal=ticket.ordinal)
         conversation.held_bytes += tree.size - before
 

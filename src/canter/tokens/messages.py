@@ -24,8 +24,9 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 _MARK = "_ct"
 _RANDOM_BYTES = 11
 _ISSUED_TAIL = len(_MARK) + 2 * _RANDOM_BYTES
-_UNREAD = "__unparsedToolInput"
-"""Claude Code's name for arguments that it could not read."""
+UNPARSED = "__unparsedToolInput"
+"""The one member of a tool input that stands for arguments which are no JSON object. Claude Code puts it there itself
+where the JSON of a stream is broken, and tells the model so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +161,7 @@ def arguments_agree(sampled: str, echoed: str) -> bool:
 
 def _quoted(echoed: Any) -> str | None:
     """The text of arguments that a harness could not read and sends back as text (long ones cut)."""
-    wrapped = echoed.get(_UNREAD) if isinstance(echoed, dict) and len(echoed) == 1 else None
+    wrapped = echoed.get(UNPARSED) if isinstance(echoed, dict) and len(echoed) == 1 else None
     raw = wrapped.get("raw") if isinstance(wrapped, dict) else None
     return raw.strip() if isinstance(raw, str) else None
 

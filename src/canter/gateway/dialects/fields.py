@@ -9,7 +9,18 @@ from canter.errors import BadRequest
 
 MAX_STOPS = 4
 _UNREADABLE = frozenset(
-    {"image", "image_url", "input_image", "document", "file", "input_file", "input_audio", "audio", "video"}
+    {
+        "image",
+        "image_url",
+        "input_image",
+        "document",
+        "file",
+        "input_file",
+        "container_upload",
+        "input_audio",
+        "audio",
+        "video",
+    }
 )
 """Parts of content that a policy which reads text cannot be shown."""
 

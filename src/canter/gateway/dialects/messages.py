@@ -11,7 +11,7 @@ from canter.errors import BadRequest
 from canter.gateway.dialects import fields
 from canter.gateway.dialects.canonical import Answer, Asked, Chat, Start
 from canter.gateway.dialects.chat import pieces
-from canter.gateway.dialects.messages_blocks import assistant, blocks_of, conversation, read_blocks
+from canter.gateway.dialects.messages_blocks import assistant, blocks_of, conversation, kept_out, read_blocks
 from canter.gateway.dialects.messages_tools import Offered, check_tool_choice, parse_tools
 from canter.gateway.problems import Shape
 from canter.gateway.sampling import requested
@@ -152,6 +152,8 @@ def _requested(body: Mapping[str, Any], offered: Offered, choice: str) -> dict[s
         found["tool_choice"] = choice
     if offered.left_out:
         found["tools_left_out"] = list(offered.left_out)
+    if types := kept_out(body):
+        found["kept_out"] = types
     return found
 
 

@@ -1,8 +1,8 @@
 """Content blocks of Anthropic's Messages, to canonical messages and back.
 
-What a policy cannot be shown is refused by its name, never dropped: images, documents, results of tools that ran on
-Anthropic's servers. Fields that a block has beside those read here (`cache_control`, `citations`, `caller`, …) say
-nothing to the policy and are ignored.
+What a policy cannot be shown is never dropped unsaid: it is refused, named in its place or recorded as left out, by
+the rule in `docs/dialects.md`. Fields that a block has beside those read here (`cache_control`, `citations`, `caller`,
+…) say nothing to the policy and are ignored.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import orjson
 
 from canter.errors import BadRequest
 from canter.gateway.dialects import fields
-from canter.tokens.messages import Message, ToolCall, ToolSpec, arrange
+from canter.tokens.messages import UNPARSED, Message, ToolCall, ToolSpec, arrange
 from canter.wire import is_too_nested
 
-Roles = ("user", "assistant", "system")
-UNPARSED = "__unparsedToolInput"
-"""The one member of a tool input that stands for arguments which are no JSON object. Claude Code puts it there itself
-where the JSON of a stream is broken, and tells the model so."""
+_ROLES = ("user", "assistant", "system")
 _BILLING = "x-anthropic-billing-header:"
 _HISTORY_LEVELS = 5  # of JSON around a tool input, when it comes back in a history
+_HOSTED = frozenset({"server_tool_use", "mcp_tool_use", "mcp_tool_listing", "container_upload"})
+_HOSTED_RESULT = "_tool_result"
+"""What the types of the results of Anthropic's own tools end with: `web_search_tool_result`, `mcp_tool_result`, …"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,16 @@ def conversation(body: Mapping[str, Any], tools: Tools) -> tuple[Message, ...]:
     return arrange(messages)
 
 
+def kept_out(body: Mapping[str, Any]) -> list[str]:
+    """The types of the blocks in `messages`, which have been read, that do not reach the prompt."""
+    contents = [turn["content"] for turn in body["messages"] if turn["role"] == "assistant"]
+    types = {block["type"] for blocks in contents if not isinstance(blocks, str) for block in blocks}
+    return sorted(filter(_is_hosted, types))
+
+
 def assistant(blocks: Sequence[Block]) -> Message:
-    """An assistant turn. `redacted_thinking` is encrypted and says nothing."""
+    """An assistant turn. `redacted_thinking` is encrypted and says nothing; calls of tools that are kept out of the
+    prompt, and their results, are no words of this policy."""
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []
@@ -80,7 +88,7 @@ def assistant(blocks: Sequence[Block]) -> Message:
                 calls.append(_tool_call(block))
             case "redacted_thinking":
                 pass
-            case _:
+            case _ if not _is_hosted(block.type):
                 raise _refused(block, "an assistant message")
     reasoning = "\n".join(thought for thought in thoughts if thought)
     return Message("assistant", "\n".join(texts), reasoning=reasoning or None, tool_calls=tuple(calls))
@@ -123,8 +131,8 @@ def _turn(raw: object, at: str) -> tuple[str, list[Block]]:
     if not isinstance(raw, Mapping):
         raise fields.wrong(at, "an object", raw)
     role = fields.string(raw, "role", at=f"{at}.")
-    if role not in Roles:
-        raise BadRequest(f"{at}.role {role!r} is none of {', '.join(Roles)}", param=f"{at}.role", code="invalid_value")
+    if role not in _ROLES:
+        raise BadRequest(f"{at}.role {role!r} is none of {', '.join(_ROLES)}", param=f"{at}.role", code="invalid_value")
     content = raw.get("content")
     if content is None:
         if role == "system" and raw.get("output_config") is not None:
@@ -154,6 +162,8 @@ def _user(blocks: Sequence[Block], tools: Tools) -> Iterator[Message]:
     for block in blocks:
         if block.type == "text":
             texts.append(_text(block))
+        elif block.type == "search_result":
+            texts.append(_search_result(block))
         elif block.type == "tool_result":
             results += 1
             yield _tool_result(block, tools)
@@ -190,6 +200,17 @@ def _text(block: Block) -> str:
     return fields.string(block.raw, "text", at=f"{block.at}.")
 
 
+def _search_result(block: Block) -> str:
+    """A passage that was found, below its title and its source."""
+    at = f"{block.at}."
+    texts = [fields.string(block.raw, name, at=at) for name in ("title", "source")]
+    for part in read_blocks(fields.array(block.raw, "content", at=at), f"{at}content"):
+        if part.type != "text":
+            raise _refused(part, "a search result")
+        texts.append(_text(part))
+    return "\n".join(texts)
+
+
 def _tool_result(block: Block, tools: Tools) -> Message:
     call_id = fields.string(block.raw, "tool_use_id", at=f"{block.at}.")
     failed = fields.boolean(block.raw, "is_error", at=f"{block.at}.")
@@ -198,6 +219,8 @@ def _tool_result(block: Block, tools: Tools) -> Message:
     for part in read_blocks("" if content is None else content, f"{block.at}.content"):
         if part.type == "text":
             texts.append(_text(part))
+        elif part.type == "search_result":
+            texts.append(_search_result(part))
         elif part.type == "tool_reference":
             texts.append(_referenced(fields.string(part.raw, "tool_name", at=f"{part.at}."), tools))
         elif (text := fields.left_out(part.type)) is not None:
@@ -264,11 +287,12 @@ def _signature(reasoning: str) -> str:
     return "canter-" + hashlib.sha256(reasoning.encode("utf-8", "replace")).hexdigest()
 
 
-_UNREADABLE = ("image", "document", "search_result", "container_upload")
+def _is_hosted(type_: str) -> bool:
+    return type_ in _HOSTED or type_.endswith(_HOSTED_RESULT)
 
 
 def _refused(block: Block, where: str) -> BadRequest:
-    if block.type in _UNREADABLE:
+    if fields.left_out(block.type) is not None:
         what = f"{block.at} is of type {block.type!r}; the policy reads text only"
     else:
         what = f"{block.at} is of type {block.type!r}, which {where} cannot hold here"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,14 +10,13 @@ from canter.errors import BadRequest
 from canter.gateway.dialects import fields
 from canter.tokens.messages import ToolSpec
 
-_HOSTED = re.compile(r"[a-z][a-z0-9_]*_20\d{6}|mcp_toolset")
-"""Types of tools that Anthropic defines (`bash_20250124`, `web_search_20260318`, …): they come without a schema."""
-
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """`listed` are those that the prompt lists, `known` all that have a schema, by name; `left_out` names the rest.
+    """`listed` are those that the prompt lists, `known` all that have a schema, by name.
 
+    `left_out` names those of any type but `custom`: Anthropic's own (`bash_20250124`, `web_search_20260318`, …) come
+    without a schema, and of a type that is yet to come nobody knows how to show it.
     A tool with `defer_loading` is not listed: the policy reads its definition where a search has found it
     (`tool_reference`). That keeps the beginning of the prompt the same when a harness loads more tools.
     """
@@ -39,7 +37,7 @@ def parse_tools(body: Mapping[str, Any]) -> Offered:
             raise fields.wrong(at[:-1], "an object", raw)
         type_ = fields.optional_string(raw, "type", at=at)
         if type_ not in (None, "custom"):
-            left_out.append(_hosted(raw, type_, at))
+            left_out.append(_name_of(raw, type_))
             continue
         tool = _custom(raw, at)
         if tool.name in known:
@@ -77,11 +75,7 @@ def check_tool_choice(body: Mapping[str, Any], offered: Offered) -> str:
     return type_
 
 
-def _hosted(raw: Mapping[str, Any], type_: str, at: str) -> str:
-    if not _HOSTED.fullmatch(type_):
-        raise fields.unsupported(
-            f"{at}type", f"{at}type {type_!r} is not known; send name, description and input_schema without a type"
-        )
+def _name_of(raw: Mapping[str, Any], type_: str) -> str:
     name = raw.get("name") or raw.get("mcp_server_name")
     return name if isinstance(name, str) else type_
 
