@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from canter.cli import run as canter
+from canter.cli.finish import Finished, learned_nothing, print_result
 from canter.cli.train import RESUMABLE, different, resumed
 from canter.config import Config, load
 from canter.errors import ConfigError
 from canter.runs import RunFolder
+from canter.store import open_store
+from canter.types import Rollout, Task
 
 TOML = """
 [model]
@@ -87,3 +93,65 @@ def test_every_resumable_setting_exists(file: Path) -> None:
     known = {f"{s}.{n}" for s in Config.model_fields if s != "base" for n in type(getattr(load(file), s)).model_fields}
     assert known >= RESUMABLE
     assert different(load(file), load(file, ["trainer.steps=3", "trainer.lr=1"])) == ["trainer.lr"]
+
+
+def test_a_finished_run_is_not_started_again(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder has no model: a start would fail at it."""
+    steps = load(run.config).trainer.steps
+    run.metrics.write_text(json.dumps({"step": steps, "time": time.time()}) + "\n")
+    assert canter(["train", "--resume", str(run.path)]) == 2, "not finished"
+    run.update_manifest({"finished_at": time.time(), "train_wall_s": 3.5})
+    run.report.write_text("report")
+    capsys.readouterr()
+    assert canter(["train", "--resume", str(run.path)]) == 0
+    assert "already complete" in capsys.readouterr().out
+    assert run.manifest()["train_wall_s"] == 3.5
+    with run.metrics.open("a") as file:  # killed after a later resume's last step, before its report
+        file.write(json.dumps({"step": steps + 1, "time": time.time() + 60}) + "\n")
+    assert canter(["train", "--resume", str(run.path), f"trainer.steps={steps + 1}"]) == 2
+    assert canter(["train", "--resume", str(run.path), f"trainer.steps={steps + 2}"]) == 2
+
+
+def test_the_end_names_a_failed_rollout_and_says_when_nothing_was_learned(run: RunFolder) -> None:
+    manifest = {
+        "evaluation": {"details": {}},
+        "drops": {"rollouts": {}},
+        "train_wall_s": 1.0,
+        "counts": {"attempts.exited_nonzero": 2},
+    }
+    console = Console(record=True, width=40)
+    flat = {"groups": 2, "groups_without_spread": 2, "grad_norm": 0.0}
+    print_result(console, run, Finished(manifest, [flat, flat], "s00001-g000-r00"))
+    text = console.export_text()
+    assert f"canter rollouts show {run.path} s00001-g000-r00" in text
+    assert "nothing was learned: in every group all rewards were equal" in text
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [{"groups": 0, "groups_without_spread": 0}],
+        [{"groups": 2, "groups_without_spread": 2}, {"groups": 2, "groups_without_spread": 1}],
+        [{"groups": 1, "groups_without_spread": 1, "grad_norm": 0.1}],
+    ],
+)
+def test_what_may_have_been_learned(rows: list[dict[str, float]]) -> None:
+    assert not learned_nothing(rows)
+
+
+def test_verify_counts_what_it_does_not_look_at(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    async def fill() -> None:
+        store = open_store(run.store)
+        await store.create_rollouts([Rollout(f"r{i}", "g", Task("t", "p"), index=i, step=1) for i in range(3)])
+        await store.start_attempt("r0", 1)
+        await store.cancel("r1")
+        await store.close()
+
+    asyncio.run(fill())
+    assert canter(["samples", str(run.path), "--verify"]) == 0
+    said = capsys.readouterr().out
+    assert "every committed call of a finished rollout is trained" in said
+    assert "2 rollouts are not finished (0 calls): not counted" in said
+    assert canter(["samples", str(run.path), "--verify", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unfinished"] == {"rollouts": 2, "calls": 0}

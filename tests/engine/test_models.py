@@ -58,8 +58,11 @@ def test_a_package_carries_one_gguf(ggufs, site):
 
 def test_a_failed_conversion_leaves_nothing_behind(site, tmp_path):
     make_package(site, "bad-model", 1)
+    said: list[str] = []
     with pytest.raises(ConfigError, match=r"converting .* failed"):
-        models.resolve("package:bad-model", base=Path("."))
+        models.resolve("package:bad-model", base=Path("."), say=said.append)
+    assert len(said) == 1
+    assert said[0].startswith(f"converting bad-model into {tmp_path / 'cache'}")
     assert [p.suffix for p in (tmp_path / "cache" / "canter" / "models").iterdir()] == [".lock"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -16,16 +17,28 @@ from canter.config import Config
 from canter.evaluate import evaluation
 from canter.runs import RunFolder, write_atomically
 from canter.trainer.loop import Result
+from canter.trainer.metrics import Row
 from canter.trainer.plan import EvaluationName
-from canter.types import Rollout, Split
+from canter.types import Outcome, Rollout, Split
 from canter.web.examples import Example, choose, conversation
 from canter.web.report import render_report
 
 EXAMPLES = 3
+LOOKED_AT = 200
+"""Rollouts, newest first, in which an example of a failed attempt is looked for; each is a request."""
 
 
-async def finish(run: RunFolder, config: Config, client: Client, result: Result) -> dict[str, Any]:
-    """Completes the manifest and writes the report. Returns the manifest."""
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What the terminal says at the end: the manifest, the rows of the steps, a rollout whose harness failed."""
+
+    manifest: dict[str, Any]
+    rows: Sequence[Row]
+    crashed: str | None
+
+
+async def finish(run: RunFolder, config: Config, client: Client, result: Result) -> Finished:
+    """Completes the manifest and writes the report."""
     rollouts = await all_rollouts(client)
     rows = list(result.rows)
     manifest = run.update_manifest(
@@ -50,7 +63,24 @@ async def finish(run: RunFolder, config: Config, client: Client, result: Result)
     )
     examples = [await example(client, r) for r in choose([r for r in rollouts if r.split is Split.TRAIN], EXAMPLES)]
     write_atomically(run.report, render_report(manifest, rows, examples))
-    return manifest
+    failed = manifest["counts"].get("attempts.exited_nonzero", 0)
+    return Finished(manifest, rows, await crashed(client, rollouts) if failed else None)
+
+
+async def crashed(client: Client, rollouts: Sequence[Rollout]) -> str | None:
+    """Id of a rollout of which an attempt's harness exited with another code than 0, of the newest `LOOKED_AT`."""
+    started = [r for r in rollouts if r.attempt]
+    for rollout in sorted(started, key=lambda r: r.updated_at, reverse=True)[:LOOKED_AT]:
+        if any(a.outcome is Outcome.EXITED and a.exit_code != 0 for a in await client.attempts(rollout.id)):
+            return rollout.id
+    return None
+
+
+def learned_nothing(rows: Sequence[Row]) -> bool:
+    """Whether every group of every step was flat, and so no update had a gradient."""
+    groups = sum(row["groups"] for row in rows)
+    flat = sum(row["groups_without_spread"] for row in rows)
+    return 0 < groups == flat and not any(row.get("grad_norm") for row in rows)
 
 
 def evaluated(wanted: bool, rollouts: Sequence[Rollout], name: EvaluationName) -> list[Rollout] | None:
@@ -70,10 +100,10 @@ async def example(client: Client, rollout: Rollout) -> Example:
     return Example(title=f"{rollout.id} (task {rollout.task.id})", reward=rollout.reward, turns=turns)
 
 
-def print_result(console: Console, run: RunFolder, manifest: dict[str, Any]) -> None:
+def print_result(console: Console, run: RunFolder, finished: Finished) -> None:
     """The table of held-out success, what was dropped, and where everything is."""
-    values = manifest["evaluation"]
-    details = values["details"]
+    manifest = finished.manifest
+    details = manifest["evaluation"]["details"]
     if details:
         table = Table(
             "held-out tasks", "solved", "95 % interval", "mean reward", "n", "invalid", title="Before and after"
@@ -94,9 +124,13 @@ def print_result(console: Console, run: RunFolder, manifest: dict[str, Any]) -> 
     dropped = manifest["drops"]["rollouts"]
     console.print(f"training took {manifest['train_wall_s']:.0f} s; rollouts dropped: {dropped or 'none'}")
     counts = manifest["counts"]
-    crashed, late = counts.get("attempts.exited_nonzero", 0), counts.get("attempts.timed_out", 0)
-    if crashed or late:
-        console.print(f"attempts whose harness exited with another code than 0: {crashed}; timed out: {late}")
+    failed, late = counts.get("attempts.exited_nonzero", 0), counts.get("attempts.timed_out", 0)
+    if failed or late:
+        shown = f"; for example: canter rollouts show {run.path} {finished.crashed}" if finished.crashed else ""
+        line = f"attempts whose harness exited with another code than 0: {failed}; timed out: {late}{shown}"
+        console.print(line, soft_wrap=True, highlight=False)
+    if learned_nothing(finished.rows):
+        console.print("nothing was learned: in every group all rewards were equal (docs/metrics.md)", soft_wrap=True)
     console.print(f"run folder: {run.path}", soft_wrap=True, highlight=False)
     console.print(f"report: {run.report}", soft_wrap=True, highlight=False)
 

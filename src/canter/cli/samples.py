@@ -30,19 +30,27 @@ def command(run: str, step: int | None, verify: bool, as_json: bool) -> int:
     config = load_run(folder)
     batches = read(folder, lambda store: build_all(store, config, step))
     faults = [fault for batch, calls in batches.values() for fault in audit(batch, calls)] if verify else []
+    unfinished = read(folder, lambda store: count_unfinished(store, step)) if verify else (0, 0)
     if as_json:
         options.print_json(
             {
                 "run": folder.id,
                 "steps": {str(n): batch.report.to_json() for n, (batch, _) in batches.items()},
                 "samples": [as_row(s, n) for n, (batch, _) in batches.items() for s in batch.samples],
-                **({"faults": faults} if verify else {}),
+                **(
+                    {"faults": faults, "unfinished": dict(zip(("rollouts", "calls"), unfinished, strict=True))}
+                    if verify
+                    else {}
+                ),
             }
         )
         return 1 if faults else 0
     print_steps(batches)
     if verify:
-        click.echo("\n".join(faults) or "every committed call is trained exactly once, or not with a reason")
+        of = " of a finished rollout" if unfinished[0] else ""
+        click.echo("\n".join(faults) or f"every committed call{of} is trained exactly once, or not with a reason")
+        if unfinished[0]:
+            click.echo(f"{unfinished[0]} rollouts are not finished ({unfinished[1]} calls): not counted")
     hint = f"canter rollouts list {folder.path}" if verify else f"canter samples {folder.path} --verify"
     click.echo(f"next: {hint}    or --json for programs")
     return 1 if faults else 0
@@ -57,6 +65,13 @@ async def build_all(store: Store, config: Config, step: int | None) -> dict[int,
             calls = await store.calls([r.id for r in done])
             found[number] = (build_batch(done, calls, config), calls)
     return found
+
+
+async def count_unfinished(store: Store, step: int | None) -> tuple[int, int]:
+    """Training rollouts that are in no final state, and the calls of their current attempts so far."""
+    steps = await trained_steps(store)
+    found = [r.id for n, some in steps.items() if step in (None, n) for r in some if not r.state.terminal]
+    return len(found), len(await store.calls(found)) if found else 0
 
 
 def as_row(sample: Sample, step: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,7 @@ async def train(run: RunFolder) -> int:
         click.echo(f"next: canter rollouts list {run.path}    or open {run.report}")
     elif code in FINAL:
         click.echo("what this run has recorded stays as it is; mend the cause, then start a new run", err=True)
+        click.echo(f"next: canter rollouts list {run.path}", err=True)
     else:
         click.echo(f"the trainer stopped with exit code {code}; to go on: canter train --resume {run.path}", err=True)
     return code
@@ -262,4 +264,4 @@ def model_folder(config: Config) -> Path | None:
         return None
     from canter.engine.models import resolve
 
-    return resolve(config.model.path, base=config.base)
+    return resolve(config.model.path, base=config.base, say=partial(click.echo, err=True))

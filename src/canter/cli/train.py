@@ -41,6 +41,10 @@ def command(file: Path | None, overrides: tuple[str, ...], dry_run: bool, resume
     """
     if resume:
         run = resumed(resume, file, overrides)
+        if complete(run):
+            click.echo(f"already complete: all of its trainer.steps = {load(run.config).trainer.steps} are done")
+            click.echo(f"next: canter train --resume {run.path} trainer.steps=N    to go on, or open {run.report}")
+            return 0
     else:
         if file is None:
             raise click.UsageError("give the TOML file of the run, or --resume RUN")
@@ -92,6 +96,19 @@ def resumed(name: str, file: Path | None, overrides: tuple[str, ...]) -> RunFold
     if given and (names := different(given, own)):
         click.echo(f"note: {file} now has other {', '.join(names)}; the run keeps the settings it began with", err=True)
     return run
+
+
+def complete(run: RunFolder) -> bool:
+    """Whether the last process of this run wrote its manifest and report after the last of its steps."""
+    from canter.trainer.metrics import read_metrics
+
+    rows = read_metrics(run.metrics)
+    finished = run.manifest().get("finished_at")
+    if not rows or finished is None or not run.report.exists():
+        return False
+    last = max(rows, key=lambda row: int(row["step"]))
+    # a run that went on with more steps has a later row until it is finished again
+    return bool(last["step"] >= load(run.config).trainer.steps and run.report.stat().st_mtime >= last["time"])
 
 
 def different(one: Config, other: Config) -> list[str]:

@@ -51,10 +51,10 @@ async def run_training(run: RunFolder, config: Config, url: str, key: str, model
     try:
         async with Client(url, key) as client, announced(engine, config, run, client):
             result = await run_trainer(config, client, run, model=model, engine=engine, console=console)
-            manifest = await finish(run, config, client, result)
+            finished = await finish(run, config, client, result)
     finally:
         await engine.close()
-    print_result(console, run, manifest)
+    print_result(console, run, finished)
 
 
 def make_engine(config: Config, model: Path) -> SyncedEngine:

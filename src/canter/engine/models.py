@@ -10,16 +10,19 @@ import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from canter.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 PACKAGE_PREFIX = "package:"
 CONVERSION = 1
@@ -28,14 +31,14 @@ CONVERSION = 1
 CONVERT_TIMEOUT_S = 900.0
 
 
-def resolve(path: str, *, base: Path) -> Path:
+def resolve(path: str, *, base: Path, say: Callable[[str], None] = log.info) -> Path:
     """The folder with safetensors weights and tokenizer that `model.path` means.
 
     A relative path starts at `base`. `package:NAME` converts the GGUF in the installed package NAME on first use (about
-    20 s for 135 M parameters; other processes wait for it). Raises ConfigError.
+    20 s for 135 M parameters; other processes wait for it), which `say` is told before. Raises ConfigError.
     """
     if path.startswith(PACKAGE_PREFIX):
-        return _from_package(path.removeprefix(PACKAGE_PREFIX))
+        return _from_package(path.removeprefix(PACKAGE_PREFIX), say)
     folder = (base / Path(path).expanduser()).resolve()
     if not (folder / "config.json").is_file():
         raise ConfigError(
@@ -45,7 +48,7 @@ def resolve(path: str, *, base: Path) -> Path:
     return folder
 
 
-def _from_package(name: str) -> Path:
+def _from_package(name: str, say: Callable[[str], None]) -> Path:
     gguf = _find_gguf(name)
     with gguf.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
@@ -54,6 +57,7 @@ def _from_package(name: str) -> Path:
         return target
     with _locked(target.with_suffix(".lock")):
         if not target.is_dir():  # the process that held the lock before may have made it
+            say(f"converting {name} into {target}, once; about 20 s of CPU for 135 M parameters")
             _convert(gguf, target)
     return target
 

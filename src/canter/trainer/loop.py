@@ -24,7 +24,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -73,8 +73,11 @@ async def train(
     tasks: Sequence[Task],
     heldout: Sequence[Task] = (),
     trackers: Sequence[Tracker] = (),
+    say: Callable[[str], None] = log.info,
 ) -> Result:
     """Trains `backend`'s policy for `trainer.steps` steps, resuming where `run` has checkpoints.
+
+    `say` takes the signs of life of long steps, a line each.
 
     Raises TooManyDrops, TrainingDiverged, CheckpointError, GatewayUnavailable; after any of them, and after kill -9,
     the same call on the same run folder goes on.
@@ -82,7 +85,7 @@ async def train(
     settings = config.trainer
     order = TaskOrder(tasks, config.run.seed, config.tasks.shuffle)
     checkpoints = Checkpoints(run.checkpoints, settings.keep_checkpoints)
-    collector = Collector(client, timeout_s=settings.step_timeout_s, max_invalid=settings.max_invalid)
+    collector = Collector(client, timeout_s=settings.step_timeout_s, max_invalid=settings.max_invalid, say=say)
     metrics = MetricsFile(run.metrics)
     tracker = Trackers([metrics, *trackers])
     try:
@@ -95,8 +98,9 @@ async def train(
             clock = Clock()
             for step in range(done + 1, settings.steps + 1):
                 rollouts = await collector.collect(step_rollouts(config, order, step), f"step {step}")
-                batch = build_batch(rollouts, await client.calls([r.id for r in rollouts]), config)
-                check_batch(batch.report, settings.max_invalid, f"step {step}")
+                calls = await client.calls([r.id for r in rollouts])
+                batch = build_batch(rollouts, calls, config)
+                check_batch(batch.report, settings.max_invalid, f"step {step}", rollouts, calls)
                 clock.lap("collect_s")
                 learned = await in_thread(partial(update, backend, batch, settings))
                 clock.lap("update_s")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -46,7 +47,15 @@ async def run_trainer(
         log.warning("this model takes no tree attention mask; trainer.share_prefix is off, prompts are repeated")
     backend = TorchBackend(policy, config, sync=engine.sync)
     return await train(
-        config, client, backend, engine, run, tasks=tasks, heldout=heldout, trackers=trackers(config, run, console)
+        config,
+        client,
+        backend,
+        engine,
+        run,
+        tasks=tasks,
+        heldout=heldout,
+        trackers=trackers(config, run, console),
+        say=partial(console.print, highlight=False, soft_wrap=True),
     )
 
 
