@@ -44,6 +44,7 @@ def test_a_good_agent(tmp_path: Path, left: Path, capsys: pytest.CaptureFixture[
     assert "POST /v1/chat/completions" in printed
     assert "extends" in printed
     assert "commands executed: 4 of 4" in printed
+    assert "one token per byte" in printed
     assert "good: it finished" in printed
     assert list(left.iterdir()) == []
 
@@ -74,7 +75,7 @@ def test_a_kept_folder_can_be_read(tmp_path: Path, left: Path, capsys: pytest.Ca
     ("agent", "options", "words"),
     [
         ("silent", [], ["it got no reply from the model", "OPENAI_BASE_URL", "| nothing to do"]),
-        ("insistent", [], ["exit code 1", "model_not_found", "model.aliases"]),
+        ("insistent", [], ["exit code 1 before any answered call", " gpt-9 ", "from CANTER_MODEL, or list it"]),
         ("endless", ["--timeout", "1"], ["it did not finish: timed_out", "--timeout SECONDS"]),
         ("fails_at_the_end", [], ["it ended with exit code 7"]),
     ],
@@ -106,6 +107,40 @@ def test_what_cannot_be_checked(
     assert canter(["harness", "check", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert list(left.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "absent"),
+    [
+        ('["no-such-program"]', ["could not be started: cannot start 'no-such-program'", "nothing of it ran"], "| "),
+        ('["python3", "beside.py"]', ["write {base}/beside.py in harness.command"], "it never called"),
+        ('["python3", "-c", "import no_such_module"]', ["it could not import a module"], "it never called"),
+        ('["sh", "-c", "echo no use; exit 3"]', ["an error of its own", "| no use"], "it never called"),
+        ('["sh", "-c", "exit 3"]', ["it never called the gateway"], "an error of its own"),
+    ],
+)
+def test_a_program_that_never_asked(
+    command: str, words: list[str], absent: str, tmp_path: Path, left: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who does not get as far as the gateway is not told of endpoints."""
+    (tmp_path / "beside.py").touch()
+    file = Path(toml(tmp_path, "good"))
+    file.write_text(file.read_text().replace('function = "checked_agents:good"', f"command = {command}"))
+    assert canter(["harness", "check", str(file)]) == 1
+    printed = capsys.readouterr().out
+    for word in words:
+        assert word in printed
+    assert absent not in printed
+    assert "commands executed" not in printed
+
+
+def test_a_refusal_is_said_once(tmp_path: Path, left: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert canter(["harness", "check", toml(tmp_path, "insistent")]) == 1
+    assert capsys.readouterr().out.count("The model 'gpt-9' does not exist") == 1
+    assert canter(["harness", "check", toml(tmp_path, "insistent"), "--json"]) == 1
+    [request] = json.loads(capsys.readouterr().out)["requests"]
+    assert (request["status"], request["model"]) == (404, "gpt-9")
+    assert "model_not_found" in request["refusal"]
 
 
 def test_a_module_that_is_not_there(tmp_path: Path, left: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,7 +130,7 @@ async def test_a_harness_that_fails_before_any_call_is_invalid(tmp_path: Path) -
         await run.add("r", max_attempts=3)
         rollout = await run.done("r")
         assert (rollout.state, rollout.reason, rollout.attempt) == (RolloutState.INVALID, Reason.NO_CALLS, 1)
-        assert "exit code 1 before any model call" in rollout.message
+        assert "exit code 1 before any answered call" in rollout.message
         (attempt,) = await run.store.attempts("r")
         assert attempt.message == rollout.message or "the agent tripped" in attempt.message
 

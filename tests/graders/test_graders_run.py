@@ -151,7 +151,7 @@ def test_before_any_call_the_harness_has_the_last_word(
     script.grading = {**ROW, "calls": 0, "exit_code": 1}
     assert end({**told, "use": "exact", "folder": str(folder)}) == GraderExit.NO_CALLS
     assert capfd.readouterr().err.splitlines()[-1] == (
-        f"the harness ended with exit code 1 before any model call; {said} (attempts/a%2Fb/2/stderr.txt)"
+        f"the harness ended with exit code 1 before any answered call; {said} (attempts/a%2Fb/2/stderr.txt)"
     )
 
 

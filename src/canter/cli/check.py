@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from canter.cli import options
+from canter.cli.endings import ending, last_lines, start_advice
 from canter.config import Config, load, resolve
 from canter.types import Call, Outcome, Task
 
@@ -26,6 +28,7 @@ TASK = Task(
     "of text, then say that you are done.",
 )
 _TAIL_LINES = 15
+_SCALE = "(the scripted model has one token per byte: to a real one these prompts are about a quarter as long)"
 
 
 @click.command("check")
@@ -58,7 +61,7 @@ def command(target: str, settings: tuple[str, ...], timeout_s: float, keep: bool
             options.print_json(as_row(trial, problems))
         else:
             report(trial, target)
-            conclude(trial, problems, keep)
+            conclude(trial, problems, keep, config.base)
     finally:
         if not worth_a_look:
             shutil.rmtree(parent, ignore_errors=True)
@@ -110,16 +113,18 @@ def report(trial: Trial, name: str) -> None:
     """The requests, the conversations they are, and what was trained."""
     console = Console(width=max(120, Console().width), highlight=False)
     console.print(requests_table(trial))
+    if trial.calls:
+        click.echo(_SCALE)
     console.print(conversations_table(trial))
     forks = ", ".join(f"{cause} {count}" for cause, count in sorted(trial.batch.report.forks.items())) or "none"
     tokens = trial.batch.report.tokens
     click.echo(f"forks: {forks}")
     click.echo(f"sampled tokens: {tokens.sampled}, trained: {tokens.trained}, not trained: {_lost(trial) or 'none'}")
-    made = f"{len(trial.made)} of {len(trial.expected)}"
-    click.echo(f"commands executed: {made}" + ("" if trial.made else " (no file of them in work/)"))
+    if trial.offered:
+        made = f"{len(trial.made)} of {len(trial.offered)}"
+        click.echo(f"commands executed: {made}" + ("" if trial.made else " (no file of them in work/)"))
     for attempt in trial.attempts:
-        code = "" if attempt.exit_code is None else f", exit code {attempt.exit_code}"
-        click.echo(f"{name}: {attempt.outcome}{code}, {trial.wall_s:.1f} s in all")
+        click.echo(f"{name}: {ending(attempt) or 'it still ran'}, {trial.wall_s:.1f} s in all")
 
 
 def requests_table(trial: Trial) -> Table:
@@ -138,17 +143,27 @@ def _request_cells(request: Seen, again: bool) -> Iterator[str]:
     call, body = request.call, request.body
     yield f"{request.method} {request.path}"
     yield str(request.status or "none")
+    yield from _asked_cells(body) if body else ("", "", "")
     if call is None:
-        yield from ("", "", "", "", "refused" if request.status >= 400 else "", "", "")
+        yield from ("refused" if request.refused else "", "", "", "")
     else:
-        yield "yes" if body.get("stream") else "no"
-        yield str(body.get("model", ""))
-        yield str(len(body.get("tools") or ()))
         yield call.label
         yield f"same as call {call.ordinal}" if again else _place(call)
         yield str(call.prompt_len)
         yield str(len(call.sampled))
     yield request.user_agent[:40]
+
+
+def _asked_cells(body: Mapping[str, Any]) -> Iterator[str]:
+    yield "yes" if body.get("stream") else "no"
+    yield str(body.get("model", ""))[:40]
+    yield str(_tools(body))
+
+
+def _tools(body: Mapping[str, Any]) -> int:
+    """How many a request offers; a refused one may have anything there."""
+    tools = body.get("tools")
+    return len(tools) if isinstance(tools, list) else 0
 
 
 def _place(call: Call) -> str:
@@ -175,8 +190,8 @@ def _lost(trial: Trial) -> str:
     return ", ".join(f"{reason} {count}" for reason, count in sorted(trial.batch.report.tokens.untrained.items()))
 
 
-def conclude(trial: Trial, problems: Sequence[str], keep: bool) -> None:
-    """The verdict, and what to do next."""
+def conclude(trial: Trial, problems: Sequence[str], keep: bool, base: Path) -> None:
+    """The verdict, and what to do next. `base` is the folder of the TOML file."""
     if not problems:
         click.echo("good: it finished, no fork is unexplained, and every sampled token that trains is trained once")
         if keep:
@@ -185,24 +200,33 @@ def conclude(trial: Trial, problems: Sequence[str], keep: bool) -> None:
     click.echo("\nnot good:")
     for problem in problems:
         click.echo(f"  - {problem}")
-    for refused in (r for r in trial.requests if r.status >= 400):
-        click.echo(f"  {refused.method} {refused.path}: {refused.status} {refused.refusal.decode('utf-8', 'replace')}")
-    for name in ("stderr.txt", "stdout.txt"):
-        if lines := last_lines(trial.folder / name):
+    said = {name: last_lines(trial.folder / name, _TAIL_LINES) for name in ("stderr.txt", "stdout.txt")}
+    for line in _refusals(trial, "\n".join(line for lines in said.values() for line in lines)):
+        click.echo(f"  {line}")
+    for name, lines in said.items():
+        if lines and trial.ran:  # else there is only what failed to start it, which is said above
             click.echo(f"the end of {trial.folder / name}:")
             click.echo("\n".join(f"  | {line}" for line in lines))
-    for advice in next_steps(trial):
+    for advice in next_steps(trial, base):
         click.echo(f"next: {advice}")
 
 
-def next_steps(trial: Trial) -> Iterator[str]:
-    if not trial.requests:
-        yield (
-            "it never called the gateway: it must take its endpoint from OPENAI_BASE_URL or ANTHROPIC_BASE_URL and its "
-            "key from OPENAI_API_KEY or ANTHROPIC_API_KEY (docs/harnesses.md)"
-        )
+def _refusals(trial: Trial, said: str) -> Iterator[str]:
+    """Each refusal once, with its words unless the program has repeated them in what it `said`."""
+    refused = [r for r in trial.requests if r.refused]
+    counts = Counter((r.method, r.path, r.status, r.words) for r in refused)
+    for (method, path, status, words), count in counts.items():
+        times = f" ({count} times)" if count > 1 else ""
+        yield f"{method} {path}: {status}{times}" + ("" if words and words in said else f" {words}")
+
+
+def next_steps(trial: Trial, base: Path) -> Iterator[str]:
+    if not trial.ran:
+        yield "nothing of it ran: correct what could not be started, as said above"
+    elif not trial.requests:
+        yield _unheard(trial, base)
     if any(b"model_not_found" in request.refusal for request in trial.requests):
-        yield "it must ask for the model in CANTER_MODEL; names that it insists on can be listed in model.aliases"
+        yield "take the name from CANTER_MODEL, or list it in model.aliases"
     if any(attempt.outcome is Outcome.TIMED_OUT for attempt in trial.attempts):
         yield "if it was still at work, give it more time: --timeout SECONDS"
     if trial.untrained or trial.faults or any("unknown" in problem for problem in trial.verdict()):
@@ -210,10 +234,16 @@ def next_steps(trial: Trial) -> Iterator[str]:
     yield f"everything it left is in {trial.run.path}; remove the folder when you are done with it"
 
 
-def last_lines(file: Path) -> list[str]:
-    if not file.is_file():
-        return []
-    return [line[:300] for line in file.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]]
+def _unheard(trial: Trial, base: Path) -> str:
+    """What to do about a program that ran and sent no request."""
+    said = [line for name in ("stdout.txt", "stderr.txt") for line in last_lines(trial.folder / name, _TAIL_LINES)]
+    failed = trial.attempts[-1].outcome is Outcome.EXITED and trial.attempts[-1].exit_code != 0
+    if failed and (advice := start_advice(said, base.resolve(), (trial.folder / "work").resolve())):
+        return advice
+    return (
+        "it never called the gateway: it must take its endpoint from OPENAI_BASE_URL or ANTHROPIC_BASE_URL and its "
+        "key from OPENAI_API_KEY or ANTHROPIC_API_KEY (docs/harnesses.md)"
+    )
 
 
 def as_row(trial: Trial, problems: Sequence[str]) -> dict[str, Any]:
@@ -230,6 +260,7 @@ def as_row(trial: Trial, problems: Sequence[str]) -> dict[str, Any]:
             for s in trial.batch.samples
         ],
         "report": trial.batch.report.to_json(),
+        "offered": list(trial.offered),
         "files": list(trial.made),
     }
 
@@ -242,15 +273,14 @@ def _request_row(request: Seen) -> dict[str, Any]:
         "user_agent": request.user_agent,
         "refusal": request.refusal.decode("utf-8", "replace"),
     }
-    if request.call is None:
-        return row
     call, body = request.call, request.body
+    if body:
+        row |= {"stream": bool(body.get("stream")), "model": body.get("model"), "tools": _tools(body)}
+    if call is None:
+        return row
     return row | {
         "call": call.id,
         "ordinal": call.ordinal,
-        "stream": bool(body.get("stream")),
-        "model": body.get("model"),
-        "tools": len(body.get("tools") or ()),
         "label": call.label,
         "fork": call.fork,
         "prompt_tokens": call.prompt_len,

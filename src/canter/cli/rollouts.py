@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,11 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from canter.cli import options
+from canter.cli.endings import ending, last_lines
 from canter.cli.reading import all_rollouts, read
 from canter.gateway.transcript import asked, replied
 from canter.runs import RunFolder
 from canter.store import Store
-from canter.types import Attempt, Call, CallBodies, Rollout, RolloutState
+from canter.types import Attempt, Call, CallBodies, Outcome, Rollout, RolloutState
+
+_LAST_LINES = 5
+_SYSTEM_CHARS = 200
 
 
 @click.group("rollouts")
@@ -34,22 +39,28 @@ def command() -> None:
 def list_(run: str, states: Sequence[str], group: str | None, as_json: bool) -> int:
     """One line per rollout, in order of id."""
     folder = RunFolder.find(run)
-    found = [
-        r
-        for r in read(folder, all_rollouts)
-        if (not states or r.state.value in states) and (group is None or r.group == group)
-    ]
+
+    async def matching(store: Store) -> list[tuple[Rollout, Attempt | None]]:
+        rollouts = [
+            r
+            for r in await all_rollouts(store)
+            if (not states or r.state.value in states) and (group is None or r.group == group)
+        ]
+        return [(r, await current(store, r)) for r in rollouts]
+
+    found = read(folder, matching)
     if as_json:
-        options.print_json({"rollouts": [summary(r) for r in found]})
+        options.print_json({"rollouts": [summary(r) | {"ended": ended(attempt)} for r, attempt in found]})
         return 0
-    table = Table("rollout", "task", "split", "state", "attempt", "reward", "reason", box=None)
-    for r in found:
+    table = Table("rollout", "task", "split", "state", "attempt", "ended", "reward", "reason", box=None)
+    for r, attempt in found:
+        end = ending(attempt) if attempt is not None else ""
         reward = "" if r.reward is None else f"{r.reward:.3g}"
-        table.add_row(r.id, r.task.id, r.split.value, r.state.value, str(r.attempt), reward, r.reason or "")
+        table.add_row(r.id, r.task.id, r.split.value, r.state.value, str(r.attempt), end, reward, r.reason or "")
     Console().print(table)
     click.echo(f"{len(found)} rollouts")
     if found:
-        click.echo(f"next: canter rollouts show {folder.path} {found[-1].id}")
+        click.echo(f"next: canter rollouts show {folder.path} {found[-1][0].id}")
     return 0
 
 
@@ -76,8 +87,7 @@ def show(run: str, rollout_id: str | None, as_json: bool) -> int:
     if rollout.reason:
         click.echo(f"reason: {rollout.reason}: {rollout.message}")
     for attempt in attempts:
-        ended = f"{attempt.outcome}, exit code {attempt.exit_code}" if attempt.outcome else "running"
-        click.echo(f"attempt {attempt.number}: {ended}  {attempt.process.get('dir', '')}")
+        print_attempt(folder, attempt, rollout.message)
     for call, body in zip(calls, bodies, strict=True):
         print_call(call, body)
     click.echo(f"next: canter samples {folder.path}")
@@ -93,6 +103,45 @@ def show_counts(folder: RunFolder, as_json: bool) -> int:
             click.echo(f"{number:8}  {name}")
         click.echo(f"next: canter rollouts list {folder.path}")
     return 0
+
+
+async def current(store: Store, rollout: Rollout) -> Attempt | None:
+    """The attempt that the rollout's state tells of, None before the first."""
+    attempts = await store.attempts(rollout.id) if rollout.attempt else []
+    return next((a for a in attempts if a.number == rollout.attempt), None)
+
+
+def ended(attempt: Attempt | None) -> dict[str, Any] | None:
+    """How an attempt ended, for programs; None before its end."""
+    if attempt is None or attempt.outcome is None:
+        return None
+    return {"outcome": attempt.outcome, "exit_code": attempt.exit_code, "text": ending(attempt)}
+
+
+def print_attempt(run: RunFolder, attempt: Attempt, known: str) -> None:
+    """How it ended and where its folder is; of one that failed, its last words, too, beside what is `known` already."""
+    folder = attempt_folder(run, attempt)
+    gone = attempt.outcome is not None and folder is not None and not folder.is_dir()
+    where = "" if folder is None else f"  {folder}" + (" (removed; runner.keep_dirs)" if gone else "")
+    click.echo(f"attempt {attempt.number}: {ending(attempt) or 'running'}{where}")
+    if attempt.outcome is None or (attempt.outcome is Outcome.EXITED and attempt.exit_code == 0):
+        return
+    started = folder is not None and attempt.outcome is not Outcome.SPAWN_FAILED
+    lines = last_lines(folder / "stderr.txt", _LAST_LINES) if folder is not None and started else []
+    if attempt.message and attempt.message != known and attempt.message not in (line.strip() for line in lines):
+        click.echo(f"  {attempt.message}")
+    if lines and folder is not None:
+        click.echo(f"  the end of {folder / 'stderr.txt'}:")
+        click.echo("\n".join(f"  | {line}" for line in lines))
+
+
+def attempt_folder(run: RunFolder, attempt: Attempt) -> Path | None:
+    """Where the runner put it, or where it lies in a run folder that was moved; None if nothing was started."""
+    if not (told := attempt.process.get("dir")):
+        return None
+    folder = Path(str(told))
+    moved = run.attempts.joinpath(*folder.parts[-2:])
+    return moved if moved.is_dir() else folder
 
 
 async def gather(store: Store, rollout_id: str) -> tuple[Rollout, list[Attempt], list[Call], list[CallBodies]]:
@@ -127,6 +176,8 @@ def print_call(call: Call, body: CallBodies) -> None:
         f"sampled {len(call.sampled)}, {call.status}/{call.finish_reason}, {call.label}{why}"
     )
     lines = asked(call, body)
+    if lines and lines[0][0] == "system" and call.parent_id is None and len(lines) > 1:
+        click.echo(f"   system: {shown(lines[0][1], _SYSTEM_CHARS)}")
     if lines:
         click.echo(f"   {lines[-1][0]}: {shown(lines[-1][1])}")
     if (reply := replied(call, body)) is not None:

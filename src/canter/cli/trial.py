@@ -21,6 +21,7 @@ from canter.config import Config
 from canter.controller.loop import run_controller
 from canter.engine import Engine
 from canter.engine.scripted import FILES, SUB_FILE, scripted_engine
+from canter.errors import BadRequest
 from canter.gateway.app import create_app
 from canter.gateway.engines import Engines
 from canter.gateway.http import Receive, Scope, Send, json_object
@@ -51,6 +52,8 @@ ROLLOUT = "trial"
 _OURS = (f"Bearer ck-{KeyKind.SERVICE}-".encode(), f"Bearer ck-{KeyKind.GRADER}-".encode())
 """What the controller and the grader send, who use the gateway, too."""
 _REFUSAL_BYTES = 1000
+_KEPT_BYTES = 4 * 1024 * 1024
+"""Of a request's body, to show what a refused one asked for."""
 _STOP_S = 60.0
 """For the controller to end what still runs."""
 _SPARE_S = 90.0
@@ -91,6 +94,19 @@ class Seen:
     call: Call | None = None
     body: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def refused(self) -> bool:
+        return self.status >= 400
+
+    @property
+    def words(self) -> str:
+        """What the refusal says: the message of its error, or all of it where it has none."""
+        with contextlib.suppress(BadRequest):
+            error = json_object(self.refusal).get("error")
+            if isinstance(error, dict) and isinstance(error.get("message"), str):
+                return str(error["message"])
+        return self.refusal.decode("utf-8", "replace")
+
 
 class Watched:
     """The gateway, with a look at every request that is not of the controller or the grader."""
@@ -108,18 +124,22 @@ class Watched:
         query = scope["query_string"].decode("latin-1")
         seen = Seen(scope["method"], scope["path"] + (f"?{query}" if query else ""), agent, time.time())
         self.requests.append(seen)
-        body = hashlib.blake2b(digest_size=16)
+        digest, body = hashlib.blake2b(digest_size=16), bytearray()
 
         async def receiving() -> MutableMapping[str, Any]:
             message = await receive()
-            body.update(message.get("body", b""))
-            seen.digest = body.digest()
+            digest.update(message.get("body", b""))
+            body.extend(message.get("body", b"")[: _KEPT_BYTES - len(body)])
+            seen.digest = digest.digest()
             return message
 
         async def sending(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 seen.status = message["status"]
-            elif seen.status >= 400 and len(seen.refusal) < _REFUSAL_BYTES:
+                if seen.refused:  # no call will tell what was asked for
+                    with contextlib.suppress(BadRequest):
+                        seen.body = json_object(bytes(body))
+            elif seen.refused and len(seen.refusal) < _REFUSAL_BYTES:
                 seen.refusal += message.get("body", b"")[:_REFUSAL_BYTES]
             await send(message)
 
@@ -134,7 +154,8 @@ class Trial:
     """What one rollout left.
 
     `batch` is built as the trainer does, beside another rollout of the same group that made no call (a group of one
-    has no baseline); `faults` is what the audit of it found wrong. `errors` is what went wrong outside the rollout.
+    has no baseline); `faults` is what the audit of it found wrong. `offered` are the files that the commands in the
+    replies make. `errors` is what went wrong outside the rollout.
     """
 
     run: RunFolder
@@ -145,6 +166,7 @@ class Trial:
     batch: Batch
     faults: tuple[str, ...]
     labels: tuple[str, ...] | None
+    offered: tuple[str, ...]
     wall_s: float
     errors: tuple[str, ...] = ()
 
@@ -162,6 +184,15 @@ class Trial:
     def made(self) -> tuple[str, ...]:
         """Those that lie in the working folder: which commands were really executed."""
         return tuple(name for name in (*FILES, SUB_FILE) if (self.folder / "work" / name).is_file())
+
+    @property
+    def ran(self) -> bool:
+        """Whether anything of the harness itself was ever executed."""
+        return bool(self.attempts) and self.attempts[-1].outcome is not Outcome.SPAWN_FAILED
+
+    @property
+    def answered(self) -> bool:
+        return any(len(call.sampled) for call in self.calls)
 
     @property
     def forks(self) -> list[tuple[Call, ForkCause]]:
@@ -183,7 +214,7 @@ class Trial:
         return [
             *self.errors,
             *self._end(),
-            *([] if any(len(call.sampled) for call in self.calls) else ["it got no reply from the model"]),
+            *([] if self.answered or not self.ran else ["it got no reply from the model"]),
             *_unknown(self.batch),
             *(f"call {c.ordinal}: {len(c.sampled)} sampled tokens are not trained: {why}" for c, why in self.untrained),
             *self.faults,
@@ -193,13 +224,20 @@ class Trial:
         last = self.attempts[-1] if self.attempts else None
         if last is None:
             return ["it was never started"]
+        if not self.ran:
+            return [f"it could not be started: {last.message}"]
         if last.outcome is not Outcome.EXITED:
             return [f"it did not finish: {last.outcome or 'it still ran'} {last.message}".rstrip()]
         if last.exit_code != 0:
-            return [f"it ended with exit code {last.exit_code}: {last.message}"]
+            return [self._failure(last)]
         if self.rollout.state is not RolloutState.SCORED:
             return [f"its rollout is {self.rollout.state}, not scored: {self.rollout.message}"]
         return []
+
+    def _failure(self, last: Attempt) -> str:
+        """Without its last words, of which the report shows more, unless something else is to blame."""
+        failure = f"it ended with exit code {last.exit_code}" + ("" if self.answered else " before any answered call")
+        return failure if last.reason in (None, Reason.NO_CALLS) else f"{failure}: {last.message}"
 
 
 def _unknown(batch: Batch) -> list[str]:
@@ -284,14 +322,27 @@ async def _account(
 ) -> Trial:
     rollout = await store.rollout(ROLLOUT)
     calls = sorted(await store.calls([ROLLOUT]), key=lambda call: call.ordinal)
+    offered: set[str] = set()
     for call in calls:
-        _match(call, (await store.bodies(call.id)).request, requests)
+        bodies = await store.bodies(call.id)
+        _match(call, bodies.request, requests)
+        offered |= {name for name in (*FILES, SUB_FILE) if name.encode() in (bodies.reply or b"")}
     labels = train_labels(config)
     batch = batch_of(rollout, calls, labels)
     faults = audit(batch, calls) if rollout.state is RolloutState.SCORED else []
     attempts = tuple(await store.attempts(ROLLOUT))
     return Trial(
-        run, rollout, attempts, tuple(calls), tuple(requests), batch, tuple(faults), labels, wall_s, tuple(errors)
+        run,
+        rollout,
+        attempts,
+        tuple(calls),
+        tuple(requests),
+        batch,
+        tuple(faults),
+        labels,
+        tuple(sorted(offered)),
+        wall_s,
+        tuple(errors),
     )
 
 

@@ -86,7 +86,7 @@ def no_calls(grading: Grading) -> str:
     words = _last_line(grading.stderr)
     said = f"its last words: {words}" if words else "it said nothing"
     where = "/".join(grading.stderr.parts[-4:])
-    return f"the harness ended with exit code {grading.exit_code} before any model call; {said} ({where})"
+    return f"the harness ended with exit code {grading.exit_code} before any answered call; {said} ({where})"
 
 
 def judge(grading: Grading, assignment: Assignment) -> tuple[float, dict[str, Any]]:
