@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from gateway_rig import TOKENIZER, Rig, fake_engine, gateway
 
@@ -162,12 +164,20 @@ async def test_what_this_gateway_has_sent_is_not_sent_again_for_want_of_memory()
 
 async def test_two_equal_requests_get_their_own_replies_again() -> None:
     """Of two sub-agents with one task, whose gateway was killed before either had its reply."""
-    store, ids = MemoryStore(), []
-    async with gateway(store=store) as rig:
+    store = MemoryStore()
+
+    async def ask(rig: Rig, agent: str) -> str:
+        body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
+        headers = {"authorization": f"Bearer {key}", "x-claude-code-agent-id": agent}
+        url = f"{rig.url}/v1/chat/completions"
+        async with aiohttp.ClientSession() as http, http.post(url, json=body, headers=headers) as reply:
+            return str((await reply.json())["id"])
+
+    async with gateway(fake_engine(token_delay_s=0.02), store=store) as rig:
         key = rig.agent_key
-        ids += [(await rig.chat())[1]["id"] for _ in range(2)]
+        ids = list(await asyncio.gather(ask(rig, "a"), ask(rig, "b")))
     async with gateway(store=store, start=False) as rig:
-        ids += [(await rig.chat(key=key))[1]["id"] for _ in range(3)]
+        ids += [await ask(rig, agent) for agent in "aba"]
     assert sorted(ids[2:4]) == sorted(ids[:2])
     assert len(set(ids)) == 3
 

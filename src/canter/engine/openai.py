@@ -76,7 +76,7 @@ class OpenAIEngine:
             raise _refusal(response, self.url)
         try:
             return read_completion(response.body, version)
-        except (orjson.JSONDecodeError, KeyError, IndexError, TypeError, ValueError, OverflowError) as error:
+        except (orjson.JSONDecodeError, AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
             raise EngineError(f"{self.url}{route} answered no completion: {type(error).__name__}: {error}") from error
 
     async def close(self) -> None:

@@ -70,6 +70,7 @@ class Conversations:
         self._held: OrderedDict[AttemptRef, asyncio.Future[Conversation]] = OrderedDict()
         self._held_bytes = 0
         self._since = time.time()
+        self._seen: set[AttemptRef] = set()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -92,6 +93,7 @@ class Conversations:
         held = self._held.get(ref)
         if held is not None and _idle(held):
             self._drop(ref, held.result())
+        self._seen.discard(ref)
 
     async def _get(self, ref: AttemptRef) -> Conversation:
         held = self._held.get(ref)
@@ -110,12 +112,18 @@ class Conversations:
         calls = await self._store.calls([ref.rollout_id], attempt=ref.number)
         if calls:
             recorded = [(call, await self._store.bodies(call.id)) for call in calls]
-            recorded = complete_recorded(recorded, conversation.answered)
-            self._recall(conversation, recorded)
-            conversation.unsent = Unsent(recorded, self._since)
+            await asyncio.to_thread(self._remember, conversation, recorded)  # much JSON is read and rendered
             conversation.next_ordinal = max(call.ordinal for call in calls) + 1
             logger.info("attempt %s: read %d calls back from the store", ref, len(calls))
+        self._seen.add(ref)
         return conversation
+
+    def _remember(self, conversation: Conversation, recorded: list[tuple[Call, CallBodies]]) -> None:
+        """Makes the memory of a conversation that nobody else has yet."""
+        recorded = complete_recorded(recorded, conversation.answered)
+        self._recall(conversation, recorded)
+        if conversation.ref not in self._seen:  # else it was only forgotten for want of memory
+            conversation.unsent = Unsent(recorded, self._since)
 
     def _evict(self) -> None:
         """Forgets idle conversations, the longest unused first, until the rest fits."""

@@ -203,6 +203,8 @@ class ModelCalls:
         async with self._conversations.use(ref) as conversation:
             unsent = conversation.unsent.take(incoming.read.digest)
             if unsent is not None:
+                flight.sampled = True  # nobody's leaving throws it away
+                flight.start = Start(unsent, flight.start.created)
                 return await self._recorded(unsent)
             running = Running(flight.start.id)
             flight.abort = running.abort
@@ -220,9 +222,8 @@ class ModelCalls:
             )
             if isinstance(asked.prompt, Chat) and asked.prompt.tools:
                 conversation.tools_seen = True
-            sampled = await self._sample(ticket, raw, flight)
+            sampled, body = await self._sample(ticket, raw, flight)
             flight.sampled = not flight.abandoned
-            body = orjson.dumps(sampled.reply)
             if flight.abandoned:
                 call = _call(ticket, sampled, CallStatus.CANCELLED, Reason.CLIENT_GONE)
             else:
@@ -244,12 +245,13 @@ class ModelCalls:
         body = (await self._store.bodies(call_id)).reply
         return Finished(json_object(body), body)
 
-    async def _sample(self, ticket: Ticket, raw: bytes, flight: Flight[Finished]) -> Sampled:
-        """Samples once the gate is open. What fails for no fault of the harness, or is not wanted any more, is recorded
-        as such before the harness hears of it."""
+    async def _sample(self, ticket: Ticket, raw: bytes, flight: Flight[Finished]) -> tuple[Sampled, bytes]:
+        """Samples once the gate is open; also the reply's JSON as bytes. What fails for no fault of the harness, or is
+        not wanted any more, is recorded as such before the harness hears of it."""
         try:
             await self._gate.passed(self._hold_s)
-            return await self._source.sample(ticket)
+            sampled = await self._source.sample(ticket)
+            return sampled, orjson.dumps(sampled.reply)
         except asyncio.CancelledError:
             if flight.abandoned:
                 await self._record(ticket, raw, CallStatus.CANCELLED, Reason.CLIENT_GONE)

@@ -105,13 +105,13 @@ class Answered:
 
     async def _resolved(self, body: Mapping[str, Any], read: Read) -> list[Any]:
         """The items of a request with those in place that it only names."""
-        items = items_of(body)
+        items = list(items_of(body))
         outputs: dict[str, list[Any]] = {}
         for place, response_id, index in _references(body):
             if response_id in self._ids:
                 if response_id not in outputs:
                     outputs[response_id] = _stored(await read(response_id)).output
-                items = _with(items, place, outputs[response_id], index)
+                _put(items, place, outputs[response_id], index)
         return items
 
     def _hold(self, response_id: str, history: bytes) -> None:
@@ -151,9 +151,9 @@ def _completed(
 ) -> dict[str, Any]:
     if not refers_back(Responses.name, body):
         return body
-    items = items_of(body)
+    items = list(items_of(body))
     for place, response_id, index in _references(body):
-        items = _with(items, place, outputs.get(response_id, []), index)
+        _put(items, place, outputs.get(response_id, []), index)
     return {**body, "input": [*histories.get(body.get("previous_response_id") or "", []), *items]}
 
 
@@ -167,11 +167,10 @@ def _references(body: Mapping[str, Any]) -> Iterator[tuple[int, str, int]]:
                 yield place, Responses.id_prefix + named[0], named[1]
 
 
-def _with(items: list[Any], place: int, output: Sequence[Any], index: int) -> list[Any]:
-    """`items` with the output's in one place, if it is the one that is named there."""
+def _put(items: list[Any], place: int, output: Sequence[Any], index: int) -> None:
+    """Puts the output's item in one place, if it is the one that is named there."""
     if index < len(output) and output[index].get("id") == items[place].get("id"):
-        return [*items[:place], output[index], *items[place + 1 :]]
-    return items
+        items[place] = output[index]
 
 
 def _stored(bodies: CallBodies) -> _Stored:

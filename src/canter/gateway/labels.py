@@ -105,7 +105,7 @@ def _marks(label: Label, *lines: str) -> tuple[_Mark, ...]:
 
 
 def _phrase(label: Label, line: str) -> _Phrase:
-    return _Phrase(re.compile(rf"^\s*{line}", re.MULTILINE | re.IGNORECASE), label)
+    return _Phrase(re.compile(rf"^[ \t]*{line}", re.MULTILINE | re.IGNORECASE), label)
 
 
 _KIND_HEADERS = (

@@ -36,13 +36,19 @@ def outage(
 
     A harness that succeeded, with at least one of its `calls` answered, has coped; one that was killed or ran out of
     time did not end on its own. Any other may have given up because a call was answered with a 5xx (such calls are
-    recorded as errors), or because nobody answered: the gateway was away until `up_since`. Pure.
+    recorded as errors), or because nobody answered: the gateway was away until `up_since`. One whose last call came
+    after all that, and was answered, has coped, too. Pure.
     """
     answered = any(call.status is CallStatus.OK for call in calls)
     if outcome is not Outcome.EXITED or (exit_code == 0 and answered):
         return None
     ended = f"the harness ended with exit code {exit_code}"
-    failed = Counter(call.untrainable for call in calls if call.status is CallStatus.ERROR)
+    failures = [call for call in calls if call.status is CallStatus.ERROR]
+    trouble_until = max([up_since, *(call.finished_at for call in failures)])
+    last = max(calls, key=lambda call: call.started_at, default=None)
+    if last is not None and last.status is CallStatus.OK and last.started_at > trouble_until:
+        return None
+    failed = Counter(call.untrainable for call in failures)
     if failed:
         engine = Reason.ENGINE_UNAVAILABLE in failed
         what = f"{failed.total()} of its model calls failed: the {'engine' if engine else 'gateway'} was not available"

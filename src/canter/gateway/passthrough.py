@@ -127,5 +127,5 @@ class UpstreamSource:
 def _relayed(ticket: Ticket, completion: Completion) -> dict[str, Any]:
     try:
         return relayed(ticket, completion)
-    except (BadRequest, KeyError, IndexError, TypeError, ValueError) as error:
+    except (BadRequest, AttributeError, LookupError, TypeError, ValueError) as error:
         raise EngineError(f"the server's reply cannot be passed on: {type(error).__name__}: {error}") from error

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from canter.config import Config
+from canter.errors import EngineError
 from canter.gateway.attempts import Conversation
 from canter.gateway.delta import Delta, nodes_of
 from canter.gateway.dialects.canonical import Answer, Asked, Chat, TokenLogprob
@@ -18,7 +19,7 @@ from canter.gateway.prompts import Prompt, Prompts, tree_of
 from canter.gateway.sampling import Limits, admit, call_seed, effective, prompt_digest
 from canter.gateway.source import Sampled, Ticket
 from canter.gateway.stops import cut_generation, cut_text, first_stop
-from canter.tokens.messages import Message, ToolCall, ToolSpec, new_tool_call_id
+from canter.tokens.messages import Message, ToolCall, ToolSpec, new_tool_call_id, sendable
 from canter.tokens.rendering import Rendering
 from canter.tokens.tokenizer import ChatTokenizer
 from canter.tokens.tree import Plan, Tree
@@ -70,7 +71,16 @@ class PolicySource:
         except BaseException:
             conversation.prompts[digest] -= 1  # nothing was sampled: the repeat is this same call
             raise
+        self._check(generation.ids)
         return self._sampled(ticket, prompt, sampling, cut_generation(generation, asked.stop, self._tokenizer.decode))
+
+    def _check(self, ids: Ids) -> None:
+        """Raises `EngineError` for ids that are no tokens: nothing could be made of them, here or in training."""
+        wrong = ids[(ids < 0) | (ids >= self._tokenizer.vocab_size)]
+        if len(wrong):
+            raise EngineError(
+                f"the engine answered token id {wrong[0]}, outside the vocabulary of {self._tokenizer.vocab_size}"
+            )
 
     async def count(self, asked: Asked, conversation: Conversation, request_bytes: int) -> int:
         prompt = await self._prompts.make(asked, conversation, request_bytes, await self._context(), MAIN)
@@ -152,7 +162,10 @@ class PolicySource:
         parsed = self._rendering.parse(sampled, asked.prompt.tools, prompt=prompt)
         reasoning = cut_text(parsed.reasoning or "", asked.stop) or None
         prefix = ticket.dialect.tool_call_prefix
-        calls = tuple(ToolCall(new_tool_call_id(prefix), name, arguments) for name, arguments in parsed.tool_calls)
+        calls = tuple(
+            ToolCall(new_tool_call_id(prefix), sendable(name), sendable(arguments))
+            for name, arguments in parsed.tool_calls
+        )
         message = Message("assistant", cut_text(parsed.content, asked.stop), reasoning=reasoning, tool_calls=calls)
         return message, stop
 

@@ -92,6 +92,8 @@ def _with_our_ids(ticket: Ticket, completion: Completion) -> dict[str, Any]:
     reply |= {"id": ticket.call_id, "model": ticket.asked.model, "choices": [choice]}
     if not ticket.asked.logprobs:
         choice["logprobs"] = None
+    if ticket.asked.dialect == _CHAT.name:
+        _CHAT.message(reply)  # fails on what its own stream could not be made of
     message = choice.get("message")
     if message is not None:
         message.setdefault("refusal", None)

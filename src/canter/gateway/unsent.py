@@ -20,13 +20,18 @@ class Unsent:
 
     def __init__(self, calls: Sequence[tuple[Call, CallBodies]] = (), since: float = 0.0) -> None:
         """`calls` are all of the attempt in their order, with complete requests. What was committed before `since`
-        (Unix seconds) and nothing goes on from may not have been sent."""
+        (Unix seconds) and nothing goes on from may not have been sent. Of equal requests, one that came after another's
+        reply shows that this had arrived."""
         gone_on_from = {id_ for call, _ in calls for id_ in (call.parent_id, call.proposed_parent_id)}
-        self._ids: dict[bytes, list[str]] = {}
+        equal: dict[bytes, list[Call]] = {}
         for call, bodies in calls:
             if call.status is CallStatus.OK and call.finished_at < since and call.id not in gone_on_from:
                 asked = BY_NAME[call.dialect].parse(json_object(bodies.request))
-                self._ids.setdefault(request_digest(asked), []).append(call.id)
+                equal.setdefault(request_digest(asked), []).append(call)
+        self._ids = {
+            digest: [call.id for call in found if call.finished_at > max(c.started_at for c in found)]
+            for digest, found in equal.items()
+        }
 
     def take(self, request: bytes) -> str | None:
         """The call that answered a request (its digest)."""

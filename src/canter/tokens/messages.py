@@ -64,6 +64,11 @@ def new_tool_call_id(prefix: str = "call") -> str:
     return f"{prefix}{_MARK}{secrets.token_hex(_RANDOM_BYTES)}"
 
 
+def sendable(text: str) -> str:
+    """A sampled text as JSON can carry it: half a character (a lone surrogate, from an escape in JSON) is `?`."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
 def is_issued(tool_call_id: str) -> bool:
     """Whether an id has the form of `new_tool_call_id`, and so belongs to a turn that some gateway recorded."""
     return len(tool_call_id) > _ISSUED_TAIL and tool_call_id[-_ISSUED_TAIL:].startswith(_MARK)
@@ -147,13 +152,16 @@ def arguments_agree(sampled: str, echoed: str) -> bool:
 
     Harmless are: another spelling of the same JSON, members added to objects (Claude Code writes defaults in), a
     leading `cd DIR && ` removed from a string (Claude Code keeps the working directory itself), blanks trimmed at the
-    ends of a string, and the sampled text quoted as what it is (Claude Code, for arguments that it could not read).
+    ends of a string, and the sampled text quoted as what it is (Claude Code, for arguments that it could not read; as
+    the `input` of a custom tool, where its call comes back without its id).
     """
     if sampled == echoed:
         return True
     left, right = parse_arguments(sampled), parse_arguments(echoed)
     if right is not None and (quoted := _quoted(right[0])) is not None:
         return quoted != "" and sampled.strip().startswith(quoted)
+    if right is not None and right[0] == {"input": sampled}:
+        return True
     if left is None or right is None:
         return sampled.strip() == echoed.strip()
     return _agree(left[0], right[0])

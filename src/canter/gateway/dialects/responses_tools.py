@@ -18,7 +18,7 @@ import orjson
 
 from canter.errors import BadRequest
 from canter.gateway.dialects import fields
-from canter.tokens.messages import ToolSpec, parse_arguments
+from canter.tokens.messages import ToolSpec, parse_arguments, sendable
 
 _JOINT = "__"
 _CHOICES = ("none", "auto", "required")
@@ -127,7 +127,7 @@ def custom_input(arguments: str) -> str | None:
     if value is None or not isinstance(value[0], dict) or set(value[0]) != {"input"}:
         return None
     text = value[0]["input"]
-    return text if isinstance(text, str) else None
+    return text if isinstance(text, str) and sendable(text) == text else None
 
 
 def custom_arguments(text: str) -> str:
@@ -201,7 +201,11 @@ def _chosen(body: Mapping[str, Any], tools: tuple[Tool, ...]) -> tuple[Tool, ...
         )
     type_ = fields.string(choice, "type", at="tool_choice.")
     if type_ in ("function", "custom"):
-        fields.string(choice, "name", at="tool_choice.")
+        name = fields.string(choice, "name", at="tool_choice.")
+        if not any(name in (tool.name, tool.spec.name) for tool in tools):
+            raise BadRequest(
+                f"tool_choice.name {name!r} is none of the tools", param="tool_choice.name", code="invalid_value"
+            )
     if type_ != "allowed_tools":
         return tools
     if fields.string(choice, "mode", at="tool_choice.") not in ("auto", "required"):
