@@ -26,6 +26,7 @@ UNSAYABLE = (
     "and so would another tool",
     "is none of the tools",  # tool_choice names one that is not there
     "tool_choice any needs tools",
+    "tool_choice required needs tools",
     "the last message is the assistant's",
     "tool_choice.name is missing",
     "no item of a stored response",

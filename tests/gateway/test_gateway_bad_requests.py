@@ -91,7 +91,7 @@ BAD_CHATS: dict[str, dict[str, Any]] = {
     ),
     "tool without id": messages(USER, {"role": "tool", "content": "x"}),
     "tool id number": messages(USER, {"role": "tool", "tool_call_id": 3, "content": "x"}),
-    "tool content null": messages(USER, {"role": "tool", "tool_call_id": "a", "content": None}),
+    "tool content number": messages(USER, {"role": "tool", "tool_call_id": "a", "content": 5}),
     "name number": messages({**USER, "name": 1}),
     "assistant content number": assistant(content=1),
     "assistant audio": assistant(audio={"id": "x"}),
@@ -111,9 +111,8 @@ BAD_CHATS: dict[str, dict[str, Any]] = {
     "tools text": chat(tools="f"),
     "tool null": chat(tools=[None]),
     "tool text": chat(tools=["f"]),
-    "tool custom": chat(tools=[{"type": "custom", "custom": {"name": "f"}}]),
-    "tool web search": chat(tools=[{"type": "web_search"}]),
-    "tool type null": chat(tools=[{"type": None, "function": {"name": "f"}}]),
+    "tool type number": chat(tools=[{"type": 1, "function": {"name": "f"}}]),
+    "tool type null": chat(tools=[{"type": None}]),
     "tool without function": chat(tools=[{"type": "function"}]),
     "tool without name": chat(tools=[{"type": "function", "function": {}}]),
     "tool name empty": chat(tools=[{"type": "function", "function": {"name": ""}}]),
@@ -277,7 +276,7 @@ async def test_the_refusal_names_the_field(rig: Rig) -> None:
         (part({"type": "image_url", "image_url": {"url": "x"}}), "messages[0].content[0]"),
         (chat(n=2), "n"),
         (chat(stop=[1]), "stop"),
-        (chat(tools=[{"type": "custom"}]), "tools[0].type"),
+        (chat(tools=[{"type": 1}]), "tools[0].type"),
     ):
         _, _, reply = await send(rig, CHAT, orjson.dumps(body))
         assert reply["error"]["param"] == param
@@ -336,6 +335,10 @@ async def test_odd_but_harmless_requests_are_answered() -> None:
             assistant(content=None, refusal="I would rather not"),
             messages(USER, {"role": "assistant", "content": ""}, USER),
             messages({"role": "user", "content": ""}),
+            messages(
+                USER, {"role": "tool", "tool_call_id": "a", "content": None}, {"role": "tool", "tool_call_id": "b"}
+            ),
+            chat(tools=[{"type": None, "function": {"name": "f"}}, {"type": "web_search"}, {"type": "custom"}]),
             chat(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}}),
             chat(stream_options={"include_usage": True}),
         ):

@@ -154,11 +154,8 @@ async def test_what_harnesses_make_of_it_finds_its_parent(reply: str, change: st
         status, second = await post(rig, [USER, *output, *results(first["output"])])
         assert status == 200, second
         one, two = await calls_of(rig)
-    fork = None
-    if reply == "custom and odd" and "ids" in change:
-        fork = ForkCause.TOOL_ARGUMENTS  # arguments that are no input come back as one: only the id could tell
-    assert two.fork is fork
-    assert two.proposed_parent_id == one.id
+    assert two.fork is None
+    assert two.parent_id == one.id
 
 
 async def post(rig: Rig, items: Any, *, key: str | None = None, **fields: Any) -> tuple[int, Any]:

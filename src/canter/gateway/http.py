@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote
@@ -21,6 +21,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = b"application/json"
+_EVENTS = b"text/event-stream; charset=utf-8"
+_NO_CACHE = (b"cache-control", b"no-cache")
 _HEADER_BYTES = 64 * 2**10
 _HEADER_COST = 32  # of a header beside its bytes, so that their number is bounded with them
 _DISCARD_BYTES = 256 * 2**20
@@ -69,6 +71,7 @@ class Request:
     __slots__ = (
         "_arrived",
         "_header_bytes",
+        "_held",
         "_http_version",
         "_receive",
         "_send",
@@ -94,6 +97,7 @@ class Request:
         self._send = send
         self._started = False
         self._arrived = False
+        self._held: list[bytes] | None = None
 
     @property
     def started(self) -> bool:
@@ -206,12 +210,22 @@ class Request:
         """Sends the head of a JSON reply of `length` bytes, which `write` then sends in parts."""
         await self._start(200, JSON, (b"content-length", str(length).encode()))
 
-    async def start_stream(self, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        """Sends the head of an event stream."""
-        await self._start(200, b"text/event-stream; charset=utf-8", (b"cache-control", b"no-cache"), *headers)
+    async def start_stream(self) -> None:
+        """Sends the head of an event stream. HTTP/1.0 has no way to tell a whole stream from a broken one, so its
+        clients get all of it at the end."""
+        if self._http_version == "1.0":
+            self._held = self._held or []
+        else:
+            await self._start(200, _EVENTS, _NO_CACHE)
 
     async def write(self, data: bytes, *, last: bool = False) -> None:
         """Sends a part of a stream; `last` ends it."""
+        if self._held is not None:
+            self._held.append(data)
+            if not last:
+                return
+            data = b"".join(self._held)
+            await self._start(200, _EVENTS, (b"content-length", str(len(data)).encode()), _NO_CACHE)
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
     async def _start(self, status: int, content_type: bytes, *headers: tuple[bytes, bytes]) -> None:

@@ -41,6 +41,7 @@ _TABLE: tuple[tuple[type[CanterError], int, str], ...] = (
 """First match counts: a subclass stands before its base."""
 
 _RETRY_AFTER_S = 2
+_LONGEST = 2000  # characters of a message
 
 _OPENAI_CODES = {
     "bad_request": "invalid_request",
@@ -82,7 +83,7 @@ def reply_to(error: CanterError, shape: Shape, request_id: str) -> Reply:
 def body_of(error: CanterError, shape: Shape, request_id: str) -> dict[str, Any]:
     """The JSON of an error in the protocol's own shape."""
     status, kind = status_and_kind(error)
-    message = redact(str(error))
+    message = _brief(str(error))
     if shape == "canter":
         return {"error": {"type": kind, "message": message}}
     if shape == "anthropic":
@@ -97,6 +98,12 @@ def body_of(error: CanterError, shape: Shape, request_id: str) -> dict[str, Any]
     code = (error.code if isinstance(error, BadRequest) else None) or _OPENAI_CODES.get(kind, kind)
     type_ = _OPENAI_TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
     return {"error": {"message": message, "type": type_, "param": param, "code": code}}
+
+
+def _brief(text: str) -> str:
+    """A message that may repeat what a client sent, however long that was."""
+    shown = redact(text[:_LONGEST])
+    return shown if len(text) <= _LONGEST else f"{shown}…"
 
 
 def _headers(error: CanterError, status: int) -> tuple[tuple[bytes, bytes], ...]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from canter.gateway.api import Api
 from canter.gateway.auth import check_service
+from canter.gateway.dialects.routes import BY_PATH, COUNTS
 from canter.gateway.http import HttpError, Reply, Request
 from canter.gateway.visit import Visit
 from canter.store import Key
@@ -83,7 +84,15 @@ def no_route(request: Request, allowed: Sequence[str]) -> HttpError:
         return HttpError(
             405, "method_not_allowed", f"{request.path} takes {methods}, not {request.method}", {"allow": methods}
         )
-    return HttpError(404, "not_found", f"no route {request.method} {request.path}; see docs/api.md")
+    return HttpError(404, "not_found", f"no route {request.method} {request.path}; {_hint(request.path)}")
+
+
+def _hint(path: str) -> str:
+    """What to do about a path that leads nowhere: mostly it is a base URL with one `/v1` too few or too many."""
+    for known in (*BY_PATH, *COUNTS):
+        if path.rstrip("/").endswith(known.removeprefix("/v1")):
+            return f"for {known} OpenAI's clients need a base URL that ends in /v1, Anthropic's one that does not"
+    return "see docs/api.md"
 
 
 def _params(pattern: Sequence[str], segments: Sequence[str]) -> dict[str, str] | None:

@@ -93,8 +93,7 @@ def effective(sampling: Sampling, asked: Mapping[str, Any]) -> dict[str, Any]:
     if sampling.stop:
         applied["stop"] = list(sampling.stop)
     ignored = [name for name in _NOT_ENFORCED if name in asked]
-    if _has_format(asked.get("text")):
-        ignored.append("text")
+    ignored += [name for name in ("text", "output_config") if _has_format(asked.get(name))]
     if asked.get("truncation") == "auto":
         ignored.append("truncation")
     if _forces(asked.get("tool_choice")):
@@ -104,16 +103,18 @@ def effective(sampling: Sampling, asked: Mapping[str, Any]) -> dict[str, Any]:
     return applied
 
 
-def _has_format(text: object) -> bool:
-    """Whether Responses' `text` asks for anything but text."""
-    format_ = text.get("format") if isinstance(text, Mapping) else None
+def _has_format(config: object) -> bool:
+    """Whether Responses' `text` or Messages' `output_config` asks for anything but text."""
+    format_ = config.get("format") if isinstance(config, Mapping) else None
     return isinstance(format_, Mapping) and format_.get("type") != "text"
 
 
 def _forces(choice: object) -> bool:
     """Whether a `tool_choice` asks for more than a choice of tools, which the prompt honours."""
     if isinstance(choice, Mapping):
-        return not (choice.get("type") == "allowed_tools" and choice.get("mode") == "auto")
+        inner = choice.get("allowed_tools")
+        mode = inner.get("mode") if isinstance(inner, Mapping) else choice.get("mode")  # as in Chat, as in Responses
+        return not (choice.get("type") == "allowed_tools" and mode == "auto")
     return choice not in _NO_CHOICE
 
 

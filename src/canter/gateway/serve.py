@@ -11,10 +11,12 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Protocol
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from canter.config.tree import GatewayConfig
 from canter.errors import ConfigError
-from canter.gateway.http import Receive, Scope, Send
+from canter.gateway.http import HttpError, Receive, Scope, Send, new_id
+from canter.gateway.problems import Shape, reply_to
 
 _BACKLOG = 2048
 _START_S = 30.0
@@ -114,11 +116,34 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's HTTP, which tells of a malformed request as the app tells of errors: in the shape of the path's
+    protocol, with a request id."""
+
+    def send_400_response(self, msg: str) -> None:
+        what = "the request is no valid HTTP/1.1: its method, a header or the framing of its body is malformed"
+        error = HttpError(400, "invalid_http", what)
+        request_id = new_id("req_")
+        reply = reply_to(error, self._shape(), request_id)
+        head = (
+            f"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {len(reply.body)}\r\n"
+            f"x-request-id: {request_id}\r\nrequest-id: {request_id}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + reply.body)
+        self.transport.close()
+
+    def _shape(self) -> Shape:
+        path = getattr(self, "url", b"")
+        if path.startswith(b"/v1/messages"):
+            return "anthropic"
+        return "openai" if path.startswith(b"/v1/") else "canter"
+
+
 def _settings(app: App, config: GatewayConfig, grace_s: float) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         interface="asgi3",
-        http="httptools",
+        http=_Protocol,
         ws="none",
         lifespan="off",
         access_log=False,

@@ -11,6 +11,7 @@ import orjson
 from canter.errors import BadRequest
 from canter.gateway.dialects import fields
 from canter.gateway.dialects.canonical import Answer, Asked, Chat, Start, TokenLogprob
+from canter.gateway.dialects.chat_tools import read_tools
 from canter.gateway.problems import Shape
 from canter.gateway.sampling import requested
 from canter.tokens.messages import Message, Role, ToolCall, ToolSpec, arrange
@@ -25,6 +26,7 @@ _ROLES: dict[str, Role] = {
 KEEP_ALIVE = b": keep-alive\n\n"
 """An event stream's comment: clients wait for bytes, not for events."""
 _CHUNK_CHARACTERS = 1024
+_FORMATS = ("text", "json_object", "json_schema")
 _WORST_LOGPROB = -9999.0  # what OpenAI sends for "as good as impossible"
 
 
@@ -39,23 +41,23 @@ class ChatCompletions:
     def parse(self, body: Mapping[str, Any]) -> Asked:
         model = fields.string(body, "model")
         messages = parse_messages(body)
-        tools = parse_tools(body)
-        show_tools = check_tool_choice(body) != "none"
+        tools = read_tools(body)
         fields.check_sampling(body)
-        fields.mapping(body, "response_format")
+        _check_response_format(fields.mapping(body, "response_format"))
+        _check_modalities(body.get("modalities"))
         fields.integer(body, "top_logprobs", low=0, high=20)
         limits = [fields.integer(body, name, low=1) for name in ("max_tokens", "max_completion_tokens")]
         return Asked(
             dialect=self.name,
             model=model,
-            prompt=Chat(messages, tools if show_tools else ()),
+            prompt=Chat(messages, tools.shown),
             max_tokens=min((limit for limit in limits if limit is not None), default=None),
             stop=fields.stop_strings(body),
             stream=fields.boolean(body, "stream"),
             include_usage=fields.boolean(fields.mapping(body, "stream_options"), "include_usage"),
             logprobs=fields.boolean(body, "logprobs"),
             body=body,
-            requested=requested(body),
+            requested=requested(body) | ({"tools_left_out": list(tools.left_out)} if tools.left_out else {}),
         )
 
     def reply(self, asked: Asked, answer: Answer) -> dict[str, Any]:
@@ -201,6 +203,31 @@ def _deltas(message: Mapping[str, Any], logprobs: Any, finish_reason: str) -> It
     yield {}, None, finish_reason
 
 
+def _check_response_format(format_: Mapping[str, Any]) -> None:
+    """The format is recorded, not enforced; one that nobody could enforce is refused."""
+    if not format_:
+        return
+    type_ = fields.string(format_, "type", at="response_format.")
+    if type_ not in _FORMATS:
+        raise BadRequest(
+            f"response_format.type {type_!r} is none of {', '.join(_FORMATS)}",
+            param="response_format.type",
+            code="invalid_value",
+        )
+    if type_ == "json_schema":
+        at = "response_format.json_schema."
+        schema = fields.mapping(format_, "json_schema", at="response_format.")
+        fields.string(schema, "name", at=at)
+        fields.mapping(schema, "schema", at=at)
+
+
+def _check_modalities(modalities: object) -> None:
+    """Refuses to be asked for more than text, which a client would wait for in vain."""
+    other = [kind for kind in modalities if kind != "text"] if isinstance(modalities, list) else []
+    if other:
+        raise fields.unsupported("modalities", f"modalities hold {other[0]!r}; the policy writes text only")
+
+
 def parse_messages(body: Mapping[str, Any]) -> tuple[Message, ...]:
     messages = fields.array(body, "messages")
     if not messages:
@@ -221,8 +248,9 @@ def _message(raw: object, at: str) -> Message:
     if role == "assistant":
         return _assistant(raw, at, name)
     if role == "tool":
-        content = text_content(raw.get("content"), f"{at}content", role)
-        return Message(role, content, tool_call_id=fields.string(raw, "tool_call_id", at=at), name=name)
+        content = raw.get("content")
+        text = "" if content is None else text_content(content, f"{at}content", role)
+        return Message(role, text, tool_call_id=fields.string(raw, "tool_call_id", at=at), name=name)
     return Message(role, text_content(raw.get("content"), f"{at}content"), name=name)
 
 
@@ -286,40 +314,3 @@ def _tool_call(raw: object, at: str) -> ToolCall:
     return ToolCall(
         fields.string(raw, "id", at=at), fields.string(function, "name", at=f"{at}function."), arguments or ""
     )
-
-
-def parse_tools(body: Mapping[str, Any]) -> tuple[ToolSpec, ...]:
-    for legacy in ("functions", "function_call"):
-        if body.get(legacy) is not None:
-            raise fields.unsupported(legacy, f"{legacy} is not supported; send tools and tool_choice")
-    return tuple(_tool(raw, f"tools[{i}].") for i, raw in enumerate(fields.array(body, "tools")))
-
-
-def _tool(raw: object, at: str) -> ToolSpec:
-    if not isinstance(raw, Mapping):
-        raise fields.wrong(at[:-1], "an object", raw)
-    if raw.get("type", "function") != "function":
-        raise fields.unsupported(f"{at}type", f"{at}type {raw['type']!r} is not supported; only function tools are")
-    function = fields.mapping(raw, "function", at=at)
-    name = fields.string(function, "name", at=f"{at}function.")
-    if not name:
-        raise BadRequest(f"{at}function.name is empty", param=f"{at}function.name", code="invalid_value")
-    return ToolSpec(
-        name,
-        fields.optional_string(function, "description", at=f"{at}function.") or "",
-        fields.mapping(function, "parameters", at=f"{at}function."),
-    )
-
-
-def check_tool_choice(body: Mapping[str, Any]) -> str:
-    """`none`, `auto`, `required` or the name of a tool. The last two cannot be forced on a policy that is trained on
-    what it samples: they are accepted and recorded as not enforced."""
-    choice = body.get("tool_choice")
-    if choice is None:
-        return "auto"
-    if choice in ("none", "auto", "required"):
-        return str(choice)
-    if isinstance(choice, Mapping):
-        function = fields.mapping(choice, "function", at="tool_choice.")
-        return fields.string(function, "name", at="tool_choice.function.") if function else "required"
-    raise BadRequest("tool_choice must be none, auto, required or an object", param="tool_choice", code="invalid_value")

@@ -143,7 +143,9 @@ def check_sampling(body: Mapping[str, Any]) -> None:
     number(body, "presence_penalty", low=-2, high=2)
     number(body, "frequency_penalty", low=-2, high=2)
     integer(body, "seed")
-    mapping(body, "logit_bias")
+    for token, bias in mapping(body, "logit_bias").items():
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise wrong(f"logit_bias.{token[:80]}", "a number", bias)
     choices = integer(body, "n")
     if choices is not None and choices != 1:
         raise unsupported("n", f"n must be 1, got {choices}: each call is one sample of the policy")

@@ -47,7 +47,7 @@ _MESSAGE = either(
         {"role": choice("system", "developer", "user"), "content": _CONTENT, "name": nullable(text())},
         ["role", "content"],
     ),
-    record({"role": choice("tool"), "tool_call_id": text(), "content": _CONTENT}, ["role", "tool_call_id", "content"]),
+    record({"role": choice("tool"), "tool_call_id": text(), "content": nullable(_CONTENT)}, ["role", "tool_call_id"]),
     record(
         {
             "role": choice("assistant"),
@@ -62,7 +62,7 @@ _MESSAGE = either(
         ["role"],
     ),
 )
-_TOOL = record(
+_FUNCTION = record(
     {
         "type": choice("function"),
         "function": record(
@@ -76,10 +76,42 @@ _TOOL = record(
     },
     ["function"],
 )
+_TOOL = either(
+    _FUNCTION,
+    record(
+        {"type": {"type": "string", "not": {"enum": ["function"]}}},
+        ["type"],
+        "Tools of other types (`custom`, those that a server runs) are kept out of the prompt, and recorded as such.",
+    ),
+)
 _TOOL_CHOICE = either(
     {"enum": ["none", "auto", "required", None]},
     typed("function", {"function": record({"name": text()}, ["name"])}, ["function"]),
-    about="`none` leaves the tools out of the prompt; that a tool is called is recorded, not enforced.",
+    typed(
+        "allowed_tools",
+        {
+            "allowed_tools": record(
+                {
+                    "mode": choice("auto", "required"),
+                    "tools": nullable(array(record({"function": record({"name": text()}, ["name"])}, ["function"]))),
+                },
+                ["mode"],
+            )
+        },
+        ["allowed_tools"],
+    ),
+    about="`none` and `allowed_tools` say which tools the prompt shows, and one that is named must be among `tools`; "
+    "that one is called is recorded, not enforced.",
+)
+_FORMAT = either(
+    null(),
+    record({"type": choice("text", "json_object")}, ["type"]),
+    typed(
+        "json_schema",
+        {"json_schema": record({"name": text(), "schema": nullable(record())}, ["name"])},
+        ["json_schema"],
+    ),
+    about="Recorded, not enforced.",
 )
 
 _USAGE = record(
@@ -113,7 +145,8 @@ SCHEMAS: dict[str, Schema] = {
             "top_logprobs": nullable(
                 integer("Only the sampled token's is known; the list stays empty.", low=0, high=20)
             ),
-            "response_format": nullable(record(about="Recorded, not enforced.")),
+            "response_format": _FORMAT,
+            "modalities": nullable(array(choice("text"))),
         },
         ["model", "messages"],
     ),

@@ -85,7 +85,7 @@ SAMPLING: Mapping[str, Schema] = {
     "presence_penalty": nullable(number(-2, 2, "Recorded, not applied.")),
     "frequency_penalty": nullable(number(-2, 2, "Recorded, not applied.")),
     "seed": nullable(integer(RECORDED, low=-(2**63))),
-    "logit_bias": nullable(record(about="Recorded, not applied.")),
+    "logit_bias": nullable({**record(about="Recorded, not applied."), "additionalProperties": {"type": "number"}}),
     "n": {"enum": [1, None], "description": "Each call is one sample of the policy."},
 }
 """Sampling fields of OpenAI's protocols."""
