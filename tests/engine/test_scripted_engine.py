@@ -144,6 +144,17 @@ def test_an_agent_that_reads_code_blocks() -> None:
     assert "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT" in say(messages, []).content
 
 
+def test_an_agent_that_tells_of_calls_in_words_is_led_to_its_end() -> None:
+    tools = [BASH, tool("final_answer", {"answer": TEXT}, ["answer"])]
+    messages, made = [TASK], []
+    for _ in range(STEPS + 1):
+        calls = say(messages, tools).tool_calls
+        made += [call.name for call in calls]
+        told = f"Calling tools:\n{[call.arguments for call in calls]}"
+        messages += [Message("assistant", told), Message("user", "Observation:\nok")]
+    assert made == ["Bash"] * len(FILES) + ["final_answer"]
+
+
 def test_an_agent_that_ends_with_a_tool_is_told_so() -> None:
     final = tool("final_answer", {"answer": TEXT}, ["answer"])
     messages = play([BASH])[:-1]

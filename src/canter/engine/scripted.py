@@ -133,11 +133,13 @@ class Scene:
 
 
 def _results(turns: Sequence[tuple[str, str]]) -> int:
-    """Tool results: a turn each, or blocks in a turn of the user's."""
+    """Tool results: a turn each, blocks in a turn of the user's, or such a turn that says what was observed (agents
+    that tell the model of its calls and their results in words)."""
     blocks = (
         text.count("<tool_response>\n") for role, text in turns if role == "user" and text.startswith("<tool_resp")
     )
-    return sum(role == "tool" for role, _ in turns) + sum(blocks)
+    observed = sum(role == "user" and text.startswith("Observation:") for role, text in turns)
+    return sum(role == "tool" for role, _ in turns) + sum(blocks) + observed
 
 
 def _function(line: str) -> Mapping[str, Any]:
