@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from canter.config.tree import SamplingConfig
 from canter.engine.fake import FakeEngine
-from canter.errors import ContextOverflow, EngineError, EngineUnavailable, Unauthorized
+from canter.errors import BadRequest, ContextOverflow, EngineError, EngineUnavailable, Unauthorized
 from canter.gateway.calls import why_untrainable
 from canter.gateway.delta import Recent, common_prefix
-from canter.gateway.dialects.canonical import Start
+from canter.gateway.dialects.canonical import Chat, Start
 from canter.gateway.dialects.chat import ChatCompletions, parse_messages
 from canter.gateway.dialects.messages_blocks import conversation
 from canter.gateway.dialects.responses_input import read_items
@@ -204,6 +204,33 @@ def test_a_picture_that_a_tool_found_does_not_end_the_rollout() -> None:
     output = [{"type": "input_text", "text": "a.png"}, {"type": "input_image", "image_url": "x"}]
     [item] = read_items([{"type": "function_call_output", "call_id": "1", "output": output}])
     assert item.content == shown.format("input_image")
+
+
+def test_tools_that_a_chat_cannot_show_are_kept_out_and_recorded() -> None:
+    """Responses and Messages do the same; what is kept out may yet be chosen, which is recorded as not enforced."""
+    function = {"type": "function", "function": {"name": "f"}}
+    tools = [
+        {"type": "custom", "custom": {"name": "patch"}},
+        function,
+        {"type": "web_search"},
+        {"type": "mcp", "name": "m"},
+    ]
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": tools}
+    allowed = {"mode": "auto", "tools": [tools[0], function]}
+    for choice, shown in (
+        (None, ["f"]),
+        ("none", []),
+        ("required", ["f"]),
+        ({"type": "custom", "custom": {"name": "patch"}}, ["f"]),
+        ({"type": "allowed_tools", "allowed_tools": allowed}, ["f"]),
+    ):
+        asked = ChatCompletions().parse(body | {"tool_choice": choice})
+        assert isinstance(asked.prompt, Chat)
+        assert [tool.name for tool in asked.prompt.tools] == shown
+        assert asked.requested["tools_left_out"] == ["patch", "web_search", "m"]
+    with pytest.raises(BadRequest, match="'f' is none of the tools"):
+        ChatCompletions().parse(body | {"tool_choice": {"type": "custom", "custom": {"name": "f"}}})
+    assert "tools_left_out" not in ChatCompletions().parse(body | {"tools": [function]}).requested
 
 
 # -- what may be trained --

@@ -21,12 +21,15 @@ from canter.gateway.openapi.shapes import (
 )
 
 _TEXT = typed("text", {"text": text(), "cache_control": nullable(record(about="Ignored."))}, ["text"])
+_SEARCH_RESULT = typed(
+    "search_result", {"title": text(), "source": text(), "content": array(_TEXT)}, ["title", "source", "content"]
+)
 _TOOL_REFERENCE = typed("tool_reference", {"tool_name": text()}, ["tool_name"])
 _TOOL_RESULT = typed(
     "tool_result",
     {
         "tool_use_id": text(),
-        "content": either(null(), text(), array(either(_TEXT, _TOOL_REFERENCE))),
+        "content": either(null(), text(), array(either(_TEXT, _SEARCH_RESULT, _TOOL_REFERENCE))),
         "is_error": nullable(boolean()),
     },
     ["tool_use_id"],
@@ -42,14 +45,19 @@ _TOOL_USE = typed(
 )
 _THINKING = typed("thinking", {"thinking": text(), "signature": text("Not looked at.")}, ["thinking"])
 _REDACTED = typed("redacted_thinking", {"data": text("Not looked at.")})
-_CONTENT = either(text(), array(either(_TEXT, _TOOL_RESULT)))
+_HOSTED = record(
+    {"type": {"type": "string", "pattern": "^(server_tool_use|mcp_tool_use|[a-z_]{1,20}_tool_result)$"}},
+    ["type"],
+    "What tools of Anthropic's own did is kept out of the prompt, and recorded as such.",
+)
+_CONTENT = either(text(), array(either(_TEXT, _SEARCH_RESULT, _TOOL_RESULT)))
 
 _MESSAGE = either(
     record({"role": choice("user"), "content": _CONTENT}, ["role", "content"]),
     record(
         {
             "role": choice("assistant"),
-            "content": either(text(), array(either(_TEXT, _TOOL_USE, _THINKING, _REDACTED))),
+            "content": either(text(), array(either(_TEXT, _TOOL_USE, _THINKING, _REDACTED, _HOSTED))),
         },
         ["role", "content"],
     ),
@@ -69,8 +77,8 @@ _HOSTED_TOOL = record(
     {
         "type": {
             "type": "string",
-            "pattern": "^[a-z][a-z0-9_]{0,20}_20[0-9]{6}$",
-            "description": "A tool of Anthropic's own.",
+            "not": {"enum": ["custom"]},
+            "description": "A tool of Anthropic's own, or of a type that is not known here.",
         },
         "name": text("Kept out of the prompt, and recorded as such.", at_least=1),
     },
