@@ -167,7 +167,8 @@ BAD: dict[str, list[dict[str, Any]]] = {
     "tool name": [request(tools=[{**BASH, "name": v}]) for v in [*but(STR), ""]],
     "tool description": [request(tools=[{**BASH, "description": v}]) for v in but(STR, NONE)],
     "input_schema": [request(tools=[{**BASH, "input_schema": v}]) for v in but(DICT)],
-    "tool type": [request(tools=[{**BASH, "type": v}]) for v in [*but(STR, NONE), "function"]],
+    "tool type": [request(tools=[{**BASH, "type": v}]) for v in but(STR, NONE)],
+    "tool of OpenAI": [request(tools=[{"type": "function", "function": {"name": "f"}}])],
     "defer_loading": [request(tools=[{**BASH, "defer_loading": v}]) for v in but(BOOL, NONE)],
     "tool_choice": [
         request(tools=[BASH], tool_choice=v)

@@ -37,9 +37,9 @@ def parse_tools(body: Mapping[str, Any]) -> Offered:
             raise fields.wrong(at[:-1], "an object", raw)
         type_ = fields.optional_string(raw, "type", at=at)
         if type_ not in (None, "custom"):
-            if type_ == "function" or "function" in raw:
+            if "function" in raw:
                 raise fields.unsupported(
-                    f"{at}type", f"{at}type 'function' is OpenAI's; send name, description and input_schema"
+                    f"{at}type", f"{at}function is OpenAI's; send name, description and input_schema"
                 )
             left_out.append(_name_of(raw, type_))
             continue
