@@ -54,6 +54,8 @@ class Settings(Installed):
 
 @dataclass(frozen=True, slots=True)
 class AgentsSdk:
+    """The SDK's agent with the run's settings; `instructions` is their text."""
+
     python: Path
     settings: Settings
     instructions: str

@@ -97,6 +97,8 @@ class Settings(Installed):
 
 @dataclass(frozen=True, slots=True)
 class ClaudeCode:
+    """Claude Code with the run's settings."""
+
     executable: Path
     settings: Settings
     prompts: Mapping[str, str]

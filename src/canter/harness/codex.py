@@ -61,6 +61,8 @@ class Settings(Installed):
 
 @dataclass(frozen=True, slots=True)
 class Codex:
+    """Codex with the run's settings; `instructions` is its system prompt's text, if it is to be another."""
+
     executable: Path
     settings: Settings
     instructions: str | None

@@ -47,6 +47,8 @@ class Settings(Section):
 
 @dataclass(frozen=True, slots=True)
 class MiniSweAgent:
+    """mini-SWE-agent with the run's settings, in a fork of a launcher that has imported it."""
+
     settings: Settings
     config: str
     """As in the settings, with the path of a file made absolute."""

@@ -52,6 +52,8 @@ class Settings(Installed):
 
 @dataclass(frozen=True, slots=True)
 class OpenCode:
+    """OpenCode with the run's settings."""
+
     executable: Path
     settings: Settings
     context_tokens: int | None

@@ -51,6 +51,8 @@ class Settings(Installed):
 
 @dataclass(frozen=True, slots=True)
 class OpenHands:
+    """OpenHands with the run's settings; `system_prompt` is the text that replaces its own, if any."""
+
     python: Path
     settings: Settings
     system_prompt: str | None
