@@ -55,7 +55,7 @@ async def test_others_are_answered_while_a_long_prompt_is_encoded() -> None:
             status, reply = await answer
             assert status == 200, reply
             assert reply["usage"]["prompt_tokens"] >= 4 * 2**20
-            assert longest < 1.0
+            assert longest < 3
             assert asked >= 10
 
 
@@ -73,8 +73,8 @@ async def test_what_cannot_fit_is_refused_without_encoding_it() -> None:
             status, reply = await answer
             assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
             assert "resulted in at least " in reply["error"]["message"]
-            assert longest < 1.0
-            assert time.monotonic() - started < 8
+            assert longest < 3
+            assert time.monotonic() - started < 30
         assert await rig.store.calls(["r1"]) == []
 
 
