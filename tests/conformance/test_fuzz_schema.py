@@ -83,7 +83,7 @@ async def test_what_the_document_allows_is_answered(path: str) -> None:
         seen = await send_all(rig, mutants_of(path, bodies), [rig.agent_key], expect=answered)
         await at_rest(rig)
     assert not seen.wrong, f"{len(seen.wrong)} of {len(bodies)}, the first:\n" + "\n".join(seen.wrong[:5])
-    assert seen.statuses[200] > 0.5 * len(bodies), seen.statuses
+    assert seen.statuses[200] > 0.2 * len(bodies), seen.statuses
 
 
 def answered(status: int, body: bytes) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from whole_run import WholeRun, wait_until
 
-from canter.types import RolloutState
+from canter.types import CallStatus, RolloutState
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart" / "quickstart.toml"
 SMALL = (
@@ -48,7 +48,10 @@ def test_the_quickstart_killed_three_times_in_mid_step(tmp_path: Path) -> None:
     assert [row["step"] for row in run.rows()] == [1, 2, 3]
     run.verify()
     drawn_ids = {tuple(line["ids"]) for line in journal(run)}
-    assert all(tuple(call.sampled.tolist()) in drawn_ids for call in calls)
+    answered = [call for call in calls if call.status is CallStatus.OK]
+    assert {call.rollout_id for call in answered} == {r.id for r in rollouts}
+    assert all(tuple(call.sampled.tolist()) in drawn_ids for call in answered)
+    assert all(call.untrainable for call in calls if call.status is not CallStatus.OK)  # a kill hit them in mid-call
 
 
 def journal(run: WholeRun) -> list[dict[str, list[int]]]:
