@@ -78,6 +78,23 @@ class Recipe(Protocol):
     def program(self, seat: Seat) -> Program: ...
 
 
+class Standalone:
+    """What the recipes of programs that run by themselves have in common: the launcher imports nothing for them, and a
+    home begins empty unless a recipe says otherwise."""
+
+    __slots__ = ()
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return ()
+
+    def launcher_env(self, private: Path) -> Mapping[str, str]:
+        return {}
+
+    def files(self, seat: Seat) -> Mapping[str, str]:
+        return {}
+
+
 @dataclass(frozen=True, slots=True)
 class Npm:
     """A harness that is one native program in an npm package; nothing of the package runs when it is installed.

@@ -7,7 +7,6 @@ the Python that has it. An agent of your own runs as a `function` or a `command`
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +15,7 @@ from pydantic import Field
 
 from canter.config import Config
 from canter.errors import ConfigError
-from canter.harness import Entry, Pip, Program, Seat
+from canter.harness import Entry, Pip, Program, Seat, Standalone
 from canter.harness.arguments import arguments, text_of
 from canter.harness.installed import Installed
 from canter.harness.installed import program as find
@@ -53,20 +52,13 @@ class Settings(Installed):
 
 
 @dataclass(frozen=True, slots=True)
-class AgentsSdk:
+class AgentsSdk(Standalone):
     """The SDK's agent with the run's settings; `instructions` is their text."""
 
     python: Path
     settings: Settings
     instructions: str
     timeout_s: float
-    modules: tuple[str, ...] = ()
-
-    def launcher_env(self, private: Path) -> Mapping[str, str]:
-        return {}
-
-    def files(self, seat: Seat) -> Mapping[str, str]:
-        return {}
 
     def program(self, seat: Seat) -> Program:
         told: dict[str, Any] = {

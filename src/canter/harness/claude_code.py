@@ -16,7 +16,7 @@ from pydantic import Field
 
 from canter.config import Config
 from canter.errors import ConfigError
-from canter.harness import Entry, Npm, Program, Seat
+from canter.harness import Entry, Npm, Program, Seat, Standalone
 from canter.harness.arguments import arguments, text_of, timer_ms
 from canter.harness.installed import Installed
 from canter.harness.installed import program as find
@@ -96,7 +96,7 @@ class Settings(Installed):
 
 
 @dataclass(frozen=True, slots=True)
-class ClaudeCode:
+class ClaudeCode(Standalone):
     """Claude Code with the run's settings."""
 
     executable: Path
@@ -107,10 +107,6 @@ class ClaudeCode:
     context_tokens: int | None
     max_tokens: int
     timeout_s: float
-    modules: tuple[str, ...] = ()
-
-    def launcher_env(self, private: Path) -> Mapping[str, str]:
-        return {}
 
     def files(self, seat: Seat) -> Mapping[str, str]:
         # it looks up to the root, and what lies around the run folder is not the task's

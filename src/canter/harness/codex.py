@@ -16,7 +16,7 @@ from pydantic import Field
 
 from canter.config import Config
 from canter.errors import ConfigError
-from canter.harness import Entry, Npm, Program, Seat
+from canter.harness import Entry, Npm, Program, Seat, Standalone
 from canter.harness.arguments import arguments, text_of
 from canter.harness.installed import Installed
 from canter.harness.installed import program as find
@@ -60,7 +60,7 @@ class Settings(Installed):
 
 
 @dataclass(frozen=True, slots=True)
-class Codex:
+class Codex(Standalone):
     """Codex with the run's settings; `instructions` is its system prompt's text, if it is to be another."""
 
     executable: Path
@@ -69,10 +69,6 @@ class Codex:
     context_tokens: int | None
     max_tokens: int
     timeout_s: float
-    modules: tuple[str, ...] = ()
-
-    def launcher_env(self, private: Path) -> Mapping[str, str]:
-        return {}
 
     def files(self, seat: Seat) -> Mapping[str, str]:
         files = {".codex/config.toml": "\n".join(self._config(seat)) + "\n"}

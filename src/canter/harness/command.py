@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from canter.harness import Program, Seat
+from canter.harness import Program, Seat, Standalone
 
 _PLACEHOLDER = re.compile(r"\{(task\.prompt|task\.id|model|dir|base)\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class Command(Standalone):
     """Runs `argv` without a shell. `{task.prompt}`, `{task.id}`, `{model}`, `{dir}` (the working folder) and `{base}`
     (the folder of the TOML file) are replaced; other braces stay."""
 
     argv: tuple[str, ...]
     base: Path
-    modules: tuple[str, ...] = ()
-
-    def launcher_env(self, private: Path) -> Mapping[str, str]:
-        return {}
-
-    def files(self, seat: Seat) -> Mapping[str, str]:
-        return {}
 
     def program(self, seat: Seat) -> Program:
         values = {

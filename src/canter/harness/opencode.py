@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from canter.config import Config
-from canter.harness import Entry, Npm, Program, Seat
+from canter.harness import Entry, Npm, Program, Seat, Standalone
 from canter.harness.arguments import arguments, timer_ms
 from canter.harness.installed import Installed
 from canter.harness.installed import program as find
@@ -51,7 +51,7 @@ class Settings(Installed):
 
 
 @dataclass(frozen=True, slots=True)
-class OpenCode:
+class OpenCode(Standalone):
     """OpenCode with the run's settings."""
 
     executable: Path
@@ -59,10 +59,6 @@ class OpenCode:
     context_tokens: int | None
     max_tokens: int
     timeout_s: float
-    modules: tuple[str, ...] = ()
-
-    def launcher_env(self, private: Path) -> Mapping[str, str]:
-        return {}
 
     def files(self, seat: Seat) -> Mapping[str, str]:
         return {_FOLDER + "opencode.json": json.dumps(self._config(seat), indent=2) + "\n", **_NO_PLUGINS}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from canter.config import Config
-from canter.harness import Entry, Pip, Program, Seat
+from canter.harness import Entry, Pip, Program, Seat, Standalone
 from canter.harness.arguments import arguments, text_of
 from canter.harness.installed import Installed
 from canter.harness.installed import program as find
@@ -50,7 +49,7 @@ class Settings(Installed):
 
 
 @dataclass(frozen=True, slots=True)
-class OpenHands:
+class OpenHands(Standalone):
     """OpenHands with the run's settings; `system_prompt` is the text that replaces its own, if any."""
 
     python: Path
@@ -59,13 +58,6 @@ class OpenHands:
     context_tokens: int | None
     max_tokens: int
     timeout_s: float
-    modules: tuple[str, ...] = ()
-
-    def launcher_env(self, private: Path) -> Mapping[str, str]:
-        return {}
-
-    def files(self, seat: Seat) -> Mapping[str, str]:
-        return {}
 
     def program(self, seat: Seat) -> Program:
         messages = self.settings.api == "messages"
