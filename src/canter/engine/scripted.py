@@ -334,17 +334,14 @@ def _pretty(arguments: dict[str, Any]) -> str:
 @dataclass(slots=True)
 class Faults:
     """What goes wrong, by the turn that is asked for (tool results in the prompt): each entry happens once, in order.
-
-    `titles` says whether requests without tools have faults, too.
-    """
+    Requests without tools (titles) have no faults."""
 
     decode: Decode
     turns: dict[int, list[Fault]] = field(default_factory=dict)
-    titles: bool = False
 
     def __call__(self, prompt: Ids, number: int) -> Fault | None:
         scene = Scene.read(self.decode(prompt))
-        if not self.titles and not scene.tools and scene.language is None:
+        if not scene.tools and scene.language is None:
             return None
         done = scene.results or (sum(r == "assistant" for r, _ in scene.turns) if scene.language else 0)
         left = self.turns.get(done)

@@ -79,8 +79,7 @@ class Recipe(Protocol):
 
 
 class Standalone:
-    """What the recipes of programs that run by themselves have in common: the launcher imports nothing for them, and a
-    home begins empty unless a recipe says otherwise."""
+    """What most recipes have in common: the launcher imports nothing for them, and a home begins empty."""
 
     __slots__ = ()
 

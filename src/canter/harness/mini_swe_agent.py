@@ -15,7 +15,7 @@ from pydantic import Field
 from canter.config import Config
 from canter.config.tree import Section
 from canter.errors import ConfigError
-from canter.harness import Entry, Pip, Program, Seat
+from canter.harness import Entry, Pip, Program, Seat, Standalone
 from canter.harness.arguments import arguments
 
 NAME = "mini-swe-agent"
@@ -46,7 +46,7 @@ class Settings(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class MiniSweAgent:
+class MiniSweAgent(Standalone):
     """mini-SWE-agent with the run's settings, in a fork of a launcher that has imported it."""
 
     settings: Settings
@@ -60,9 +60,6 @@ class MiniSweAgent:
     def launcher_env(self, private: Path) -> Mapping[str, str]:
         # read when it is imported; its own folder, so that nothing of the user's configuration gets in
         return {**_ENVIRONMENT, "MSWEA_GLOBAL_CONFIG_DIR": str(private / "mini-swe-agent"), "HOME": str(private)}
-
-    def files(self, seat: Seat) -> Mapping[str, str]:
-        return {}
 
     def program(self, seat: Seat) -> Program:
         settings = self.settings
