@@ -176,3 +176,10 @@ async def test_the_label_and_the_cause_are_recorded_with_the_call():
         ("title", "side_request"),
         ("main", None),
     ]
+
+
+def test_of_many_messages_only_the_first_and_the_last_are_read():
+    """Each is work on the event loop, whatever a harness sends."""
+    asked = Message("user", "You are performing a CONTEXT CHECKPOINT COMPACTION. Do.")
+    assert labelled(*[USER] * 50, asked) == labelled(asked, *[USER] * 50) == SUMMARY
+    assert labelled(*[USER] * 50, asked, *[USER] * 50) == MAIN

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
 from gateway_rig import TOKENIZER, Rig, fake_engine, gateway
 
 from canter.engine.fake import Fault
+from canter.gateway.stream import Timing
 from canter.store import Started, open_store
 from canter.store.memory import MemoryStore
-from canter.types import Call, CallStatus, Ids
+from canter.types import Call, CallBodies, CallStatus, Ids
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
 CALL = '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
@@ -190,3 +192,30 @@ async def test_a_request_without_tools_is_still_a_side_request_after_a_restart()
     async with gateway(store=store, start=False) as rig:
         await rig.chat("Is this a bug?", key=key)
     assert [call.label for call in await store.calls(["r1"])] == ["main", "side"]
+
+
+class SlowStore(MemoryStore):
+    """Reads bodies slowly from the second time on, so that a stream begins before its reply is at hand."""
+
+    reads = 0
+
+    async def bodies(self, call_id: str) -> CallBodies:
+        self.reads += 1
+        await asyncio.sleep(2 if self.reads > 1 else 0)
+        return await super().bodies(call_id)
+
+
+async def test_a_stream_that_waits_for_a_recorded_reply_has_one_id() -> None:
+    store = SlowStore()
+    async with gateway(store=store) as rig:
+        key = rig.agent_key
+        _, first = await rig.post("/v1/responses", {"model": "policy", "input": "hi"})
+    timing = Timing(headers_after_s=1, keep_alive_s=0.05)
+    async with (
+        gateway(store=store, start=False, timing=timing) as rig,
+        openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key=key, max_retries=0) as sdk,
+    ):
+        stream = await sdk.responses.create(model="policy", input="hi", stream=True)
+        told = [event async for event in stream]
+    assert sum(event.type == "response.in_progress" for event in told) > 1, "it waited"
+    assert {event.response.id for event in told if hasattr(event, "response")} == {first["id"]}

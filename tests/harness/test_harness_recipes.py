@@ -154,6 +154,7 @@ def test_codex_gets_its_file_and_the_prompt_through_standard_input(stand_in: str
     assert written["model_auto_compact_token_limit"] == 32_768 - 2048 - 3276
     assert written["features"]["apps"] is True
     assert written["features"]["goals"] is written["features"]["plugins"] is False
+    assert written["features"]["view_image"] is False, "the policy reads text, and a picture would be left out"
     provider = written["model_providers"][written["model_provider"]]
     assert provider["base_url"] == "http://127.0.0.1:1/v1"
     assert provider["env_key"] == "OPENAI_API_KEY"
